@@ -36,7 +36,7 @@ $(READY): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; name one: make setup PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "installing into $(VENV): some minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	-$(BIN)/python -m pip install --quiet "pip>=25"
+	-$(BIN)/python -m pip install --quiet --retries 1 "pip>=25,<27"
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	@touch $@

@@ -130,11 +130,15 @@ def _with_prompt(prompt: TokenIds) -> bytes:
     ids = array("I", prompt)
     if sys.byteorder == "big":
         ids.byteswap()
-    written = ids.tobytes()
-    head = bytearray([pb.GenerateRequest.PROMPT_TOKEN_IDS_FIELD_NUMBER << 3 | LENGTH_DELIMITED])
-    size = len(written)
-    while size >= 0x80:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + written
+    written, number = ids.tobytes(), pb.GenerateRequest.PROMPT_TOKEN_IDS_FIELD_NUMBER
+    return _varint(number << 3 | LENGTH_DELIMITED) + _varint(len(written)) + written
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    written = bytearray()
+    while number >= 0x80:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)

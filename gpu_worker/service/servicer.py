@@ -73,6 +73,8 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self._grammars = grammars
         self._traces = traces
         self._max_pending = max_pending
+        # Of scored prompts one message is made at a time, whoever waits for it.
+        self._telling = asyncio.Lock()
 
     async def Generate(
         self, request: gpu_worker_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -107,9 +109,7 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
                     case TokenEvent():
                         await context.write(converters.write_token(event))
                     case PromptEvent():
-                        for message in converters.write_prompt(event):
-                            await context.write(message)
-                            await asyncio.sleep(PROMPT_PAUSE_SECONDS)
+                        await self._tell_prompt(event, context)
                     case ProgressEvent():
                         await context.write(converters.write_progress(event))
                     case AttentionEvent():
@@ -128,6 +128,16 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
             stream.close()
             if not has_ended:
                 self._engine.abort(request_id)
+
+    async def _tell_prompt(self, event: PromptEvent, context: grpc.aio.ServicerContext) -> None:
+        messages, has_more = converters.write_prompt(event), True
+        while has_more:
+            async with self._telling:
+                if (message := next(messages, None)) is None:
+                    return
+                await context.write(message)
+                if has_more := len(message.prompt.tokens) == converters.PROMPT_TOKENS:
+                    await asyncio.sleep(PROMPT_PAUSE_SECONDS)
 
     async def Abort(
         self, request: gpu_worker_pb2.AbortRequest, context: grpc.aio.ServicerContext

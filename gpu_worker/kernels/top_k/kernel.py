@@ -25,7 +25,7 @@ import torch
 import triton
 from torch import Tensor
 
-from gpu_worker.kernels.best_rows.kernel import best_rows
+from gpu_worker.kernels.best_rows.kernel import search_by_digits
 from gpu_worker.kernels.top_k.finish import finish
 from gpu_worker.kernels.top_k.programs import NUM_NOTES, column_maxima, prune, select_in_tile
 
@@ -39,8 +39,8 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
     """See the reference. All on one CUDA device; scores may have any strides, and no count is above `width`.
     -0.0 and 0.0 tie, and NaN is never taken.
 
-    Without `width` it cannot be captured. Above 8192, for which a program has no registers, `best_rows` selects. Raises
-    ValueError for scores of another dtype.
+    Without `width` it cannot be captured. Above 8192, for which a program has no registers, `search_by_digits` selects.
+    Raises ValueError for scores of another dtype.
     """
     if scores.dtype != torch.float32:
         raise ValueError(f"top_k: scores are {scores.dtype}, not float32")
@@ -52,7 +52,7 @@ def top_k(scores: Tensor, counts: Tensor, width: int | None = None) -> Tensor:
         return torch.full((batch, num_heads, width), -1, device=scores.device)
     if width > MAX_WIDTH:
         of_heads = counts[:, None].expand(-1, num_heads).flatten()
-        return best_rows(scores.flatten(0, 1), of_heads, width).unflatten(0, (batch, num_heads))
+        return search_by_digits(scores.flatten(0, 1), of_heads, width).unflatten(0, (batch, num_heads))
     if scores.stride(-1) != 1:
         scores = scores.contiguous()
     taken = torch.empty(batch, num_heads, width, dtype=torch.int64, device=scores.device)

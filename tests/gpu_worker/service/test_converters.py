@@ -5,7 +5,7 @@ import pytest
 from fake_engine import INFO
 
 from carrel.process.histogram import Distribution
-from gpu_worker.errors import RequestError
+from gpu_worker.errors import RequestError, VersionMismatch
 from gpu_worker.records import Budget, CompleteEvent, EngineStats, FinishReason, Usage
 from gpu_worker.service import converters
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -138,3 +138,11 @@ def test_every_stat_arrives():
 def test_both_kinds_of_default_budget_are_told():
     assert converters.write_budget(Budget(tokens=9)).tokens == 9
     assert converters.write_budget(Budget(share=0.25)).share == 0.25
+
+
+def test_a_caller_that_writes_prompts_otherwise_is_refused_for_its_edition():
+    older = pb.GenerateRequest(edition=pb.Edition(version="0.0.9", messages="older")).SerializeToString()
+    # Two token ids of field 2, of as many bytes as each needs.
+    message = pb.GenerateRequest.FromString(older + bytes([0x12, 3, 0x80, 0x01, 0x05]))
+    with pytest.raises(VersionMismatch, match=r"0\.0\.9"):
+        converters.check_edition(message)

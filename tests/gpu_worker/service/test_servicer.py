@@ -97,6 +97,13 @@ async def test_the_engine_has_its_turn_between_two_messages_of_a_scored_prompt(w
     call.cancel()
 
 
+async def test_nothing_is_waited_for_behind_a_scored_prompts_last_message(worker, monkeypatch):
+    monkeypatch.setattr(servicer, "PROMPT_PAUSE_SECONDS", 3600.0)
+    asked = request(prompt=range(20, 26), max_tokens=1, prompt_logprobs=2)
+    responses = await collect(worker.stub.Generate(asked, timeout=PATIENCE))
+    assert [r.WhichOneof("event") for r in responses] == ["progress", "prompt", "token", "complete"]
+
+
 async def test_generate_streams_progress_tokens_and_completion_in_order(worker):
     responses = await collect(worker.stub.Generate(request(logprobs=2), timeout=PATIENCE))
     assert [r.WhichOneof("event") for r in responses] == ["progress", *["token"] * 4, "complete"]

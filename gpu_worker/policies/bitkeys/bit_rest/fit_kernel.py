@@ -31,6 +31,7 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
     what is written is contiguous."""
     num_heads, num_tokens, head_dim = keys.shape
     assert keys.stride() == values.stride(), "keys and values lie in the same rows"
+    assert keys.stride(2) == 1, "a row's elements lie side by side"
     assert value_means.is_contiguous(), "means are written in place"
     assert slopes.is_contiguous(), "slopes are written in place"
     is_narrow = keys.dtype != torch.float32
@@ -78,7 +79,8 @@ def sum_products(
         ).to(tl.float32)  # fmt: skip
         of_values += tl.sum(value, axis=0)
         if IS_NARROW:
-            key, value = key.to(tl.bfloat16), value.to(tl.bfloat16)
+            # Values are as they were then.
+            key, value = key.to(keys.dtype.element_ty), value.to(values.dtype.element_ty)
         of_keys += tl.sum(key.to(tl.float32), axis=0)
         of_products += dot(tl.trans(key), value, IS_PLAIN)
     own = head * tl.num_programs(0) + split

@@ -87,7 +87,8 @@ def test_slopes_are_covariances_wherever_keys_lie(
     monkeypatch.setattr(reference, "FITTED", 300)
     generator = torch.Generator().manual_seed(3)
     keys = torch.randn(2, 700, head_dim, generator=generator) * 4
-    values = keys.flip(-1) + torch.randn(2, 700, head_dim, generator=generator) + 1
+    # Far from 0, so that what is rounded before it is centred is lost.
+    values = 0.1 * (keys.flip(-1) + torch.randn(2, 700, head_dim, generator=generator)) + 50
     keys[..., 5] += 40
     # Rows as the pool has them; what is known of the keys' mean is of more tokens.
     rows = torch.cat([keys, values], dim=-1).to(device, dtype)
