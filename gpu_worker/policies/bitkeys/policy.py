@@ -13,7 +13,13 @@ from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.bitkeys.bit_rest import bit_rest, fit_values
 from gpu_worker.policies.bitkeys.bit_score import bit_score
 from gpu_worker.policies.bitkeys.bit_select import bit_select
-from gpu_worker.policies.bitkeys.key_bits import code_leaving, code_prompt, num_code_bytes, padded_length
+from gpu_worker.policies.bitkeys.key_bits import (
+    centre,
+    code_leaving,
+    code_prompt,
+    num_code_bytes,
+    padded_length,
+)
 from gpu_worker.policies.bitkeys.rotation import Rotation
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SplitShare
 from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, PrefilledLayer, RecallPolicy
@@ -77,8 +83,7 @@ class BitKeys(RecallPolicy[BitIndex]):
             return
         place = prefilled.seat, prefilled.layer
         means, num_sink = index.means[place], plan.num_sink
-        torch.mean(keys, dim=1, dtype=torch.float32, out=means)
-        torch.sub(keys[:, :num_sink], means[:, None], out=index.sinks[place][:, :num_sink])
+        centre(keys, means, index.sinks[place][:, :num_sink])
         coded = keys[:, : self.window_begin(plan, keys.shape[1])]
         code_prompt(coded, means, index.rotation.matrix, index.codes[place], index.scales[place])
         if index.value_means is not None and index.slopes is not None:

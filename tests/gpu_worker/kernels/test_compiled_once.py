@@ -84,13 +84,14 @@ from gpu_worker.kernels.kmeans.kernel import assign_points, move_centroids
 from gpu_worker.kernels.observed_weight.kernel import observed_weight
 from gpu_worker.kernels.rows.prompt_kernel import keep_rows, load_prompt, store_prompt
 from gpu_worker.policies.bitkeys.bit_rest.fit_kernel import fit_values
-from gpu_worker.policies.bitkeys.key_bits.kernel import code_prompt
+from gpu_worker.policies.bitkeys.key_bits.kernel import centre, code_prompt
 from gpu_worker.policies.pqcache.pq_score.assign_kernel import pq_assign
 
 matrix, scales = torch.zeros(128, 128, dtype=bfloat16), torch.zeros(8, 32768, dtype=float16)
 for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     keys, values = torch.zeros(8, num_tokens, 256, dtype=bfloat16).split(128, dim=2)
     fit_values(keys, values, torch.zeros(8, 128), torch.zeros(8, 128), torch.zeros(8, 128, 128, dtype=bfloat16))
+    centre(keys, torch.zeros(8, 128), torch.zeros(8, 4, 128))
     code_prompt(keys, torch.zeros(8, 128), matrix, torch.zeros(8, 32768, 32, dtype=uint8), scales)
     points = torch.zeros(16, min(num_tokens, 4096), 64, dtype=bfloat16)
     assign_points(points, torch.zeros(16, 64, 64, dtype=bfloat16), torch.zeros(16, 64))

@@ -151,7 +151,7 @@ from gpu_worker.policies.bitkeys.bit_rest.fit_kernel import fit_values
 from gpu_worker.policies.bitkeys.bit_rest.kernel import bit_rest
 from gpu_worker.policies.bitkeys.bit_score.kernel import bit_score
 from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
-from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
+from gpu_worker.policies.bitkeys.key_bits.kernel import centre, code_leaving, code_prompt
 
 # The widest heads, which take most shared memory, and padded ones.
 for dtype, group, head_dim in (bfloat16, 4, 256), (float32, 3, 80):
@@ -160,6 +160,7 @@ for dtype, group, head_dim in (bfloat16, 4, 256), (float32, 3, 80):
     matrix = zeros(head_dim, head_dim, dtype=bfloat16)
     code_leaving(keys, means, matrix, codes, scales, seats, begin)
     keys, values = zeros(2, 900, 2 * head_dim, dtype=dtype).split(head_dim, dim=2)
+    centre(keys, means[0, 0], zeros(2, 4, head_dim))
     code_prompt(keys, means[0, 0], matrix, codes[0, 0], scales[0, 0])
     fit_values(keys, values, means[0, 0], means[1, 0], zeros(2, head_dim, head_dim, dtype=bfloat16))
     query, sinks = zeros(2, 2 * group, head_dim, dtype=dtype), zeros(2, 3, 2, 4, head_dim)[:, 1]
@@ -252,7 +253,7 @@ from gpu_worker.kernels.top_k.kernel import top_k
 from gpu_worker.policies.bitkeys.bit_rest.fit_kernel import fit_values
 from gpu_worker.policies.bitkeys.bit_rest.kernel import bit_rest
 from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
-from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving, code_prompt
+from gpu_worker.policies.bitkeys.key_bits.kernel import centre, code_leaving, code_prompt
 from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
 from gpu_worker.policies.pqcache.pq_select.kernel import pq_select
 
@@ -276,6 +277,7 @@ for kv_heads, group, d, wide, lanes, n, chosen in (
     layered = [each[:, None] for each in (means, codes, scales)]
     code_leaving(empty(lanes, 1, kv_heads, d), layered[0], matrix, *layered[1:], seats, begin)
     keys, values = empty(kv_heads, n, 2 * d).split(d, dim=2)
+    centre(keys, means[0], sinks[0])
     code_prompt(keys, means[0], matrix, codes[0], scales[0])
     fit_values(keys, values, means[0], means[0], empty(kv_heads, d, d))
     index = torch.empty(*rows, 2, 64, d // 2), empty(*rows, n, 2, dtype=uint8), empty(*rows, 4096, dtype=int32)
@@ -304,8 +306,8 @@ SCRIPTS = {
         SCORES + PAIRS + BITS,
         "_tables _chunk_totals _weights _assign _products _starts _places _append "
         "_page_bound score_split weigh mark_chunk write_taken "
-        "code_vectors code_tokens round_queries weigh_codes take_levels sum_up_rest sum_products "
-        "join_products",
+        "sum_keys write_means code_vectors code_tokens round_queries weigh_codes take_levels sum_up_rest "
+        "sum_products join_products",
     ),
     "means_merging": (
         KMEANS + PROTOTYPES + SOFT_MATCHING + OBSERVED,

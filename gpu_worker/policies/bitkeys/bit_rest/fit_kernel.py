@@ -20,10 +20,10 @@ from gpu_worker.kernels.attention.programs import dot
 # Programs in all: the SMs of an H200.
 PROGRAMS = 132
 # Tokens at a time, of 16 bits and of float32, and elements of a program's products.
-TOKENS, WIDE_TOKENS = 64, 32
+TOKENS, WIDE_TOKENS = 128, 32
 MOST_PRODUCTS = 128 * 128
-# Of the keys' coordinates, that a program joins.
-JOINED = 16
+# Of the keys' coordinates, that a program joins, and splits that it reads at a time.
+JOINED, SPLITS = 4, 8
 
 
 def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor, slopes: Tensor) -> None:
@@ -51,7 +51,7 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
     )  # fmt: skip
     join_products[(dims // JOINED, num_heads)](
         products, sums, value_means, slopes, num_tokens, splits,
-        HEAD_DIM=head_dim, DIMS=dims, JOINED=JOINED, num_warps=4,
+        HEAD_DIM=head_dim, DIMS=dims, JOINED=JOINED, SPLITS=SPLITS, num_warps=4,
     )  # fmt: skip
 
 
@@ -93,17 +93,21 @@ def sum_products(
 @triton.jit(do_not_specialize=["num_tokens", "splits"])
 def join_products(
     products, sums, value_means, slopes, num_tokens, splits,
-    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, JOINED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, JOINED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     some, dims = tl.program_id(0) * JOINED + tl.arange(0, JOINED), tl.arange(0, DIMS)
     total = tl.zeros([JOINED, DIMS], tl.float32)
     of_keys, of_values = tl.zeros([JOINED], tl.float32), tl.zeros([DIMS], tl.float32)
-    for split in range(splits):
-        own = head * splits + split
-        total += tl.load(products + own * DIMS * DIMS + some[:, None] * DIMS + dims[None, :])
-        of_keys += tl.load(sums + 2 * own * DIMS + some)
-        of_values += tl.load(sums + (2 * own + 1) * DIMS + dims)
+    for start in range(0, splits, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        own, is_split = head * splits + split, split < splits
+        places = own[:, None, None] * DIMS * DIMS + some[None, :, None] * DIMS + dims[None, None, :]
+        total += tl.sum(tl.load(products + places, mask=is_split[:, None, None], other=0.0), axis=0)
+        places = 2 * own[:, None] * DIMS
+        of_keys += tl.sum(tl.load(sums + places + some[None, :], mask=is_split[:, None], other=0.0), axis=0)
+        places += DIMS
+        of_values += tl.sum(tl.load(sums + places + dims[None, :], mask=is_split[:, None], other=0.0), axis=0)
     number = num_tokens.to(tl.float32)
     of_keys, of_values = of_keys / number, of_values / number
     covariances = total / number - of_keys[:, None] * of_values[None, :]

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from gpu_worker.kernels.attention.programs import dot
 from gpu_worker.policies.bitkeys.bit_score import reference
+from gpu_worker.policies.bitkeys.key_bits.programs import load_axes
 from gpu_worker.policies.bitkeys.key_bits.reference import CODE_CENTRE as CENTRE
 
 LARGEST = tl.constexpr(reference.LARGEST)
@@ -50,22 +51,6 @@ def _two_bits(packed, QUARTER: tl.constexpr, IS_PLAIN: tl.constexpr):
 
 
 @triton.jit
-def _load_axes(
-    rotation, QUARTER: tl.constexpr,
-    HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr,
-):  # fmt: skip
-    """The rows of the rotation that give one quarter of the coordinates, as columns: [DIMS, BYTES]."""
-    dims, byte = tl.arange(0, DIMS), tl.arange(0, BYTES)
-    coordinate = QUARTER * NUM_BYTES + byte
-    is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
-    return tl.load(
-        rotation + coordinate[None, :] * HEAD_DIM + dims[:, None],
-        mask=is_coordinate[None, :] & (dims < HEAD_DIM)[:, None],
-        other=0.0,
-    )
-
-
-@triton.jit
 def _rounded(rotated, per_unit):
     return tl.floor(rotated * per_unit[:, None] + 0.5).to(tl.int8)
 
@@ -104,10 +89,10 @@ def round_queries(
     is_head = heads < GROUP
 
     # All is on its way before the first is waited for.
-    axes0 = _load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    axes1 = _load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    axes2 = _load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    axes3 = _load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes0 = load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes1 = load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes2 = load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes3 = load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
     number = tl.maximum(last - first, 1)
     stride = tl.cdiv(number, SAMPLES * SHARES)
     byte = tl.arange(0, BYTES)

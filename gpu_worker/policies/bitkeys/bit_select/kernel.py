@@ -29,8 +29,8 @@ MAX_WORDS = 32768
 # Whole tiles of `weigh`.
 LEAST_WORDS = 2048
 # Of a thread: words of a head up to which two programs share the registers of an SM; and words that it takes from at a
-# time.
-FEW_WORDS, STEP_WORDS = 32, 4
+# time, then, and where a program has them all.
+FEW_WORDS, STEP_WORDS, LONG_STEP_WORDS = 32, 4, 8
 # Registers of a thread: where two programs share an SM's, and where one has them.
 SHARED_REGISTERS, ALL_REGISTERS = 64, 128
 WARP_THREADS, MOST_WARPS = 32, 16
@@ -67,11 +67,12 @@ def bit_select(
     taken = torch.empty(batch, num_kv_heads, width, dtype=torch.int64, device=query.device)
     num_warps = min(MOST_WARPS, num_words // (WARP_THREADS * FEW_WORDS))
     num_threads = WARP_THREADS * num_warps
-    step = num_threads * STEP_WORDS
+    is_shared = num_words <= num_threads * FEW_WORDS
+    step = num_threads * (STEP_WORDS if is_shared else LONG_STEP_WORDS)
     chunks = min(triton.cdiv(num_positions, WORD_TOKENS * step), max(1, PROGRAMS // rows))
     take_levels[(rows, chunks)](
         *spans, found.view(torch.int32), taken, num_kv_heads, num_positions, width,
         WORDS=num_words, STEP=step, IS_PLAIN=is_interpreted(),
-        num_warps=num_warps, maxnreg=SHARED_REGISTERS if num_words <= num_threads * FEW_WORDS else ALL_REGISTERS,
+        num_warps=num_warps, maxnreg=SHARED_REGISTERS if is_shared else ALL_REGISTERS,
     )  # fmt: skip
     return taken

@@ -1,4 +1,4 @@
-"""The programs of `kernel.py`: codes of a tile of keys."""
+"""The programs of `kernel.py`: the mean of keys, and codes of a tile of keys."""
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -14,27 +14,81 @@ CODE_CENTRE = tl.constexpr(reference.CODE_CENTRE)
 LARGEST_SCALE = tl.constexpr(reference.LARGEST_SCALE)
 # Below any square that counts.
 TINY = tl.constexpr(1e-30)
+# Added, it leaves a float32 of less than 2^22 no bits behind the point.
+WHOLE = tl.constexpr(1.5 * 2**23)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "size"])
+def sum_keys(
+    keys, sums, num_tokens, size, key_stride_head, key_stride_token,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The sum of `size` adjacent tokens of one KV head: float32 [H_kv, splits, d]."""
+    split, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    dims = tl.arange(0, DIMS)
+    is_dim = dims < HEAD_DIM
+    keys += head * key_stride_head
+    total = tl.zeros([TOKENS, DIMS], tl.float32)
+    for start in range(split * size, tl.minimum((split + 1) * size, num_tokens), TOKENS):
+        tokens = start + tl.arange(0, TOKENS)
+        places = tokens.to(tl.int64)[:, None] * key_stride_token + dims[None, :]
+        inside = (tokens < num_tokens)[:, None] & is_dim[None, :]
+        total += tl.load(keys + places, mask=inside, other=0.0).to(tl.float32)
+    own = head * tl.num_programs(0) + split
+    tl.store(sums + own * HEAD_DIM + dims, tl.sum(total, axis=0), mask=is_dim)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "splits", "num_sinks"])
+def write_means(
+    sums, keys, means, sinks, num_tokens, splits, num_sinks,
+    key_stride_head, key_stride_token, sink_stride_head, sink_stride_token,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """One KV head's mean, of its splits' sums, and its sinks less it."""
+    head = tl.program_id(0).to(tl.int64)
+    dims, split, sink = tl.arange(0, DIMS), tl.arange(0, SPLITS), tl.arange(0, SINKS)
+    is_dim = dims < HEAD_DIM
+    inside = (split < splits)[:, None] & is_dim[None, :]
+    places = (head * splits + split)[:, None] * HEAD_DIM + dims[None, :]
+    mean = tl.sum(tl.load(sums + places, mask=inside, other=0.0), axis=0) / num_tokens.to(tl.float32)
+    tl.store(means + head * HEAD_DIM + dims, mean, mask=is_dim)
+    is_sink = (sink < num_sinks)[:, None] & is_dim[None, :]
+    source = keys + head * key_stride_head + sink[:, None] * key_stride_token + dims[None, :]
+    key = tl.load(source, mask=is_sink, other=0.0).to(tl.float32)
+    target = sinks + head * sink_stride_head + sink[:, None] * sink_stride_token + dims[None, :]
+    tl.store(target, key - mean[None, :], mask=is_sink)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "size"])
 def code_tokens(
-    keys, means, rotation, codes, scales, num_tokens,
+    keys, means, rotation, codes, scales, num_tokens, size,
     key_stride_head, key_stride_token, code_stride_head, code_stride_token, scale_stride_head,
     HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr, TOKENS: tl.constexpr,
     IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Codes of TOKENS adjacent tokens of one KV head."""
+    """Codes of `size` adjacent tokens of one KV head, TOKENS at a time: the rotation is read once."""
     head = tl.program_id(1).to(tl.int64)
-    tokens, dims = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DIMS)
-    is_token, is_dim = tokens < num_tokens, dims < HEAD_DIM
-    places = head * key_stride_head + tokens[:, None] * key_stride_token + dims[None, :]
-    vectors = tl.load(keys + places, mask=is_token[:, None] & is_dim[None, :], other=0.0).to(tl.float32)
+    dims = tl.arange(0, DIMS)
+    is_dim = dims < HEAD_DIM
     mean = tl.load(means + head * HEAD_DIM + dims, mask=is_dim, other=0.0)
-    targets = codes + head * code_stride_head + tokens * code_stride_token
-    _write_codes(
-        vectors - mean[None, :], rotation, targets, scales + head * scale_stride_head + tokens, is_token,
-        HEAD_DIM, NUM_BYTES, DIMS, BYTES, IS_PLAIN,
-    )  # fmt: skip
+    axes0 = load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes1 = load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes2 = load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    axes3 = load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    keys += head * key_stride_head
+    codes += head * code_stride_head
+    scales += head * scale_stride_head
+    first = tl.program_id(0) * size
+    for start in range(first, tl.minimum(first + size, num_tokens), TOKENS):
+        tokens = (start + tl.arange(0, TOKENS)).to(tl.int64)
+        is_token = tokens < num_tokens
+        places = tokens[:, None] * key_stride_token + dims[None, :]
+        vectors = tl.load(keys + places, mask=is_token[:, None] & is_dim[None, :], other=0.0).to(tl.float32)
+        _write_codes(
+            vectors - mean[None, :], axes0, axes1, axes2, axes3,
+            codes + tokens * code_stride_token, scales + tokens, is_token,
+            HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["seats", "positions"])
@@ -64,37 +118,68 @@ def code_vectors(
     targets = codes + targets + position * code_stride_token
     worths = seat * scale_stride_seat + layer * scale_stride_layer + head * scale_stride_head + position
     _write_codes(
-        vectors, rotation, targets, scales + worths, is_token, HEAD_DIM, NUM_BYTES, DIMS, BYTES, IS_PLAIN
+        vectors,
+        load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+        load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+        load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+        load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+        targets, scales + worths, is_token, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN,
     )  # fmt: skip
 
 
 @triton.jit
-def _write_codes(
-    vectors, rotation, targets, worths, is_token,
+def load_axes(
+    rotation, QUARTER: tl.constexpr,
     HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr,
-    IS_PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The rows of the rotation that give one quarter of the coordinates, as columns: [DIMS, BYTES]."""
+    dims, byte = tl.arange(0, DIMS), tl.arange(0, BYTES)
+    coordinate = QUARTER * NUM_BYTES + byte
+    is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
+    return tl.load(
+        rotation + coordinate[None, :] * HEAD_DIM + dims[:, None],
+        mask=is_coordinate[None, :] & (dims < HEAD_DIM)[:, None],
+        other=0.0,
+    )
+
+
+@triton.jit
+def _write_codes(
+    vectors, axes0, axes1, axes2, axes3, targets, worths, is_token,
+    HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, BYTES: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of centred keys [TOKENS, DIMS], written to where `targets` and `worths` [TOKENS] point."""
-    dims, byte = tl.arange(0, DIMS), tl.arange(0, BYTES)
     narrow = vectors.to(tl.bfloat16)
     square = tl.sum(vectors * vectors, axis=1)
     per_step = tl.where(square > 0, 1.0 / (STEP * tl.sqrt(tl.maximum(square, TINY) / HEAD_DIM)), 0.0)
-    product = tl.zeros_like(square)
-    packed = tl.zeros([vectors.shape[0], BYTES], tl.int32)
-    for quarter in tl.static_range(4):
-        coordinate = quarter * NUM_BYTES + byte
-        is_coordinate = (byte < NUM_BYTES) & (coordinate < HEAD_DIM)
-        # Columns are the matrix's rows.
-        axes = tl.load(
-            rotation + coordinate[None, :] * HEAD_DIM + dims[:, None],
-            mask=is_coordinate[None, :] & (dims < HEAD_DIM)[:, None],
-            other=0.0,
-        )
-        rotated = dot(narrow, axes, IS_PLAIN)
-        code = tl.minimum(tl.maximum(tl.floor(rotated * per_step[:, None]), -2.0), 1.0)
-        product += tl.sum(rotated * (code + CODE_CENTRE), axis=1)
-        packed |= tl.where(is_coordinate[None, :], code.to(tl.int32) & 3, 0) << (2 * quarter)
+    packed, product = _quarter(narrow, axes0, per_step, 0, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
+    bits, more = _quarter(narrow, axes1, per_step, 1, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
+    packed, product = packed | bits << 2, product + more
+    bits, more = _quarter(narrow, axes2, per_step, 2, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
+    packed, product = packed | bits << 4, product + more
+    bits, more = _quarter(narrow, axes3, per_step, 3, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
+    packed, product = packed | bits << 6, product + more
+    byte = tl.arange(0, BYTES)
     is_written = is_token[:, None] & (byte < NUM_BYTES)[None, :]
     tl.store(targets[:, None] + byte[None, :], packed.to(tl.uint8), mask=is_written)
     worth = tl.where(product > 0, square / tl.maximum(product, TINY), 0.0)
     tl.store(worths, tl.minimum(worth, LARGEST_SCALE).to(tl.float16), mask=is_token)
+
+
+@triton.jit
+def _quarter(
+    narrow, axes, per_step, QUARTER: tl.constexpr,
+    HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, BYTES: tl.constexpr, IS_PLAIN: tl.constexpr,
+):  # fmt: skip
+    """Codes of one quarter of the coordinates, int32 [TOKENS, BYTES] of two bits, and the products of their values with
+    the coordinates, summed up: [TOKENS].
+
+    The nearest whole number below is found by two additions, which take no turn at the unit that converts numbers: what
+    is half a step less is rounded.
+    """
+    byte = tl.arange(0, BYTES)
+    is_coordinate = (byte < NUM_BYTES) & (QUARTER * NUM_BYTES + byte < HEAD_DIM)
+    rotated = dot(narrow, axes, IS_PLAIN)
+    shifted = tl.minimum(tl.maximum(rotated * per_step[:, None] - 0.5, -2.0), 1.0) + WHOLE
+    product = tl.sum(rotated * ((shifted - WHOLE) + CODE_CENTRE), axis=1)
+    return tl.where(is_coordinate[None, :], shifted.to(tl.int32, bitcast=True) & 3, 0), product

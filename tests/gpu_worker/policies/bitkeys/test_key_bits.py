@@ -70,6 +70,34 @@ def test_codes_of_a_prompt(device: torch.device, head_dim: int, dtype: torch.dty
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "num_tokens", "num_sinks", "dtype"),
+    [
+        (128, 1000, 4, torch.bfloat16),
+        (64, 65, 64, torch.float32),
+        (80, 64, 1, torch.float16),
+        (6, 1, 1, torch.float32),
+        (96, 9000, 3, torch.bfloat16),
+    ],
+)
+def test_the_mean_of_keys_and_sinks_less_it(
+    device: torch.device, head_dim: int, num_tokens: int, num_sinks: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    keys = torch.randn(3, num_tokens, head_dim, generator=generator) + torch.arange(3.0)[:, None, None]
+    keys = keys.to(dtype)
+    expected = keys.double().mean(dim=1)
+    for module in kernel, reference:
+        means = torch.full((3, head_dim), math.nan, device=device)
+        # Others' sinks lie between.
+        sinks = torch.full((3, num_sinks + 2, head_dim), math.nan, device=device)
+        module.centre(amid_nan(keys.to(device)), means, sinks[:, :num_sinks])
+        torch.testing.assert_close(means.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+        less = keys[:, :num_sinks].double() - expected[:, None]
+        torch.testing.assert_close(sinks[:, :num_sinks].cpu().double(), less, rtol=1e-4, atol=1e-4)
+        assert sinks[:, num_sinks:].isnan().all()
+
+
+@pytest.mark.parametrize(
     ("head_dim", "dtype"), [(128, torch.bfloat16), (96, torch.float16), (64, torch.float32)]
 )
 def test_codes_of_what_leaves_the_window(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
