@@ -25,6 +25,9 @@ from gpu_worker.policies.hyper_parameters import Between, OneOf, SplitShare
 from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, PrefilledLayer, RecallPolicy
 from kv_store.client import BitParams
 
+# Candidates of a prompt that values are fitted on, evenly spaced; all where there are not twice as many.
+LEAST_FITTED = 8192
+
 
 @dataclass(frozen=True, slots=True)
 class BitIndex:
@@ -87,10 +90,11 @@ class BitKeys(RecallPolicy[BitIndex]):
         coded = keys[:, : self.window_begin(plan, keys.shape[1])]
         code_prompt(coded, means, index.rotation.matrix, index.codes[place], index.scales[place])
         if index.value_means is not None and index.slopes is not None:
-            candidates = slice(num_sink, coded.shape[1])
+            num_candidates = coded.shape[1] - num_sink
+            fitted = slice(num_sink, coded.shape[1], max(1, num_candidates // LEAST_FITTED))
             fit_values(
-                keys[:, candidates],
-                prefilled.values[:, candidates],
+                keys[:, fitted],
+                prefilled.values[:, fitted],
                 means,
                 index.value_means[place],
                 index.slopes[place],

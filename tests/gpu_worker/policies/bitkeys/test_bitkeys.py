@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
 
 from gpu_worker.policies.bitkeys.policy import BitKeys
+from gpu_worker.policies.recall import PrefilledLayer
 
 POLICY = BitKeys()
 HEADS = SHAPE.num_kv_heads
@@ -67,6 +69,25 @@ def test_a_prompt_that_its_budget_covers_is_not_coded() -> None:
     index, tokens = new_index(POLICY), Tokens.random(50, 0)
     grow(POLICY, index, 0, tokens, POLICY.plan(50, 50))
     assert (index.codes == 113).all()
+
+
+@pytest.mark.parametrize(("num_candidates", "step"), [(16383, 1), (16384, 2), (30000, 3)])
+def test_values_of_a_long_prompt_are_fitted_on_evenly_spaced_tokens(num_candidates: int, step: int) -> None:
+    shape = replace(SHAPE, max_model_len=32768, num_layers=1, max_num_seqs=1)
+    plan = POLICY.plan(4 + num_candidates + 10, 104)
+    generator = torch.Generator().manual_seed(step)
+    rows = torch.randn(HEADS, plan.num_prompt_tokens, 2 * SHAPE.head_dim, generator=generator)
+    keys, values = rows.chunk(2, dim=-1)
+    some, of_some = keys[:, 4:-10:step].double(), values[:, 4:-10:step].double()
+    others = torch.ones(num_candidates, dtype=torch.bool)
+    others[::step] = False
+    values[:, 4:-10][:, others] = math.nan
+    index = new_index(POLICY, shape)
+    POLICY.observe_prefill(index, PrefilledLayer(0, 0, plan, keys, values, keys[:, :0]))
+    products = (some - some.mean(dim=1, keepdim=True)).mT @ (of_some - of_some.mean(dim=1, keepdim=True))
+    torch.testing.assert_close(index.value_means[0, 0].double(), of_some.mean(dim=1), rtol=1e-3, atol=1e-5)
+    expected = products / some.shape[1]
+    torch.testing.assert_close(index.slopes[0, 0].double(), expected, rtol=1e-2, atol=1e-4)
 
 
 def test_seats_are_apart() -> None:
