@@ -9,6 +9,8 @@ nearly centred. No sum is atomic: two runs agree.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -19,11 +21,15 @@ from gpu_worker.kernels.attention.programs import dot
 
 # Programs in all: the SMs of an H200.
 PROGRAMS = 132
-# Tokens at a time, of 16 bits and of float32, and elements of a program's products.
-TOKENS, WIDE_TOKENS = 128, 32
+# Tokens at a time, of 16 bits and of float32; and of 16 bits where shared memory is small, as on consumer GPUs.
+TOKENS, WIDE_TOKENS, FEW_TOKENS = 128, 32, 64
+MUCH_SHARED = 200 << 10
+# Elements of a program's products.
 MOST_PRODUCTS = 128 * 128
-# Of the keys' coordinates, that a program joins, and splits that it reads at a time.
-JOINED, SPLITS = 4, 8
+# Coordinates of the keys that a program joins.
+JOINED = 4
+# Splits that it reads at a time.
+SPLITS = 8
 
 
 def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor, slopes: Tensor) -> None:
@@ -36,7 +42,7 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
     assert slopes.is_contiguous(), "slopes are written in place"
     is_narrow = keys.dtype != torch.float32
     dims = max(16, triton.next_power_of_2(head_dim))
-    value_dims, tokens = min(dims, MOST_PRODUCTS // dims), TOKENS if is_narrow else WIDE_TOKENS
+    value_dims, tokens = min(dims, MOST_PRODUCTS // dims), _tokens(keys)
     splits = min(triton.cdiv(num_tokens, tokens), max(1, PROGRAMS // num_heads))
     size = triton.cdiv(triton.cdiv(num_tokens, splits), tokens) * tokens
     splits = triton.cdiv(num_tokens, size)
@@ -53,6 +59,19 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
         products, sums, value_means, slopes, num_tokens, splits,
         HEAD_DIM=head_dim, DIMS=dims, JOINED=JOINED, SPLITS=SPLITS, num_warps=4,
     )  # fmt: skip
+
+
+def _tokens(keys: Tensor) -> int:
+    """Tokens at a time."""
+    if keys.dtype == torch.float32:
+        return WIDE_TOKENS
+    return TOKENS if not keys.is_cuda or _has_much_shared(keys.device) else FEW_TOKENS
+
+
+@cache
+def _has_much_shared(device: torch.device) -> bool:
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 0) >= MUCH_SHARED
 
 
 @triton.jit(do_not_specialize=["num_tokens", "size"])

@@ -28,8 +28,8 @@ WORD_TOKENS: int = LANES.value
 MAX_WORDS = 32768
 # Whole tiles of `weigh`.
 LEAST_WORDS = 2048
-# Of a thread: words of a head up to which two programs share the registers of an SM; and words that it takes from at a
-# time, then, and where a program has them all.
+# Words of a head for each thread up to which two programs share the registers of an SM; words that a thread takes from
+# at a time then, and of longer heads. Numbers of tokens that are taken at a time are sums of 15 bits.
 FEW_WORDS, STEP_WORDS, LONG_STEP_WORDS = 32, 4, 8
 # Registers of a thread: where two programs share an SM's, and where one has them.
 SHARED_REGISTERS, ALL_REGISTERS = 64, 128

@@ -20,6 +20,10 @@ PROMPT_TOKENS = 64
 STEP_TOKENS = 16
 # Programs that share a prompt: two for each SM of an H200.
 PROGRAMS = 264
+# The widest heads, of so many bytes, of which shared memory holds the rotation beside keys that come.
+WIDEST_HELD = 256
+# Sums and sinks at a time.
+MEAN_ROWS = 16
 
 
 def centre(keys: Tensor, means: Tensor, sinks: Tensor) -> None:
@@ -31,6 +35,7 @@ def centre(keys: Tensor, means: Tensor, sinks: Tensor) -> None:
     if keys.stride(2) != 1:
         keys = keys.contiguous()
     assert means.is_contiguous(), "means are written in place"
+    assert sinks.shape[1] <= num_tokens, "sinks are tokens of the prompt"
     size, splits = _shares(num_heads, num_tokens)
     dims, num_sinks = max(16, triton.next_power_of_2(head_dim)), sinks.shape[1]
     sums = torch.empty(num_heads, splits, head_dim, dtype=torch.float32, device=keys.device)
@@ -40,8 +45,7 @@ def centre(keys: Tensor, means: Tensor, sinks: Tensor) -> None:
     )  # fmt: skip
     write_means[(num_heads,)](
         sums, keys, means, sinks, num_tokens, splits, num_sinks, *keys.stride()[:2], *sinks.stride()[:2],
-        HEAD_DIM=head_dim, DIMS=dims, SPLITS=triton.next_power_of_2(max(1, PROGRAMS // num_heads)),
-        SINKS=triton.next_power_of_2(max(1, num_sinks)), num_warps=4,
+        HEAD_DIM=head_dim, DIMS=dims, ROWS=MEAN_ROWS, num_warps=4,
     )  # fmt: skip
 
 
@@ -57,7 +61,8 @@ def code_prompt(keys: Tensor, means: Tensor, rotation: Tensor, codes: Tensor, sc
     code_tokens[(splits, num_heads)](
         keys, means.contiguous(), rotation, codes, scales, num_tokens, size,
         *keys.stride()[:2], *codes.stride()[:2], scales.stride(0),
-        **_sizes(head_dim, codes), TOKENS=PROMPT_TOKENS, num_warps=4,
+        **_sizes(head_dim, codes), TOKENS=PROMPT_TOKENS,
+        IS_HELD=triton.next_power_of_2(head_dim) * keys.element_size() <= WIDEST_HELD, num_warps=4,
     )  # fmt: skip
 
 

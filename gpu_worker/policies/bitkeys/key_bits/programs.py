@@ -42,21 +42,29 @@ def sum_keys(
 def write_means(
     sums, keys, means, sinks, num_tokens, splits, num_sinks,
     key_stride_head, key_stride_token, sink_stride_head, sink_stride_token,
-    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One KV head's mean, of its splits' sums, and its sinks less it."""
+    """One KV head's mean, of its splits' sums, and its sinks less it; ROWS of both at a time."""
     head = tl.program_id(0).to(tl.int64)
-    dims, split, sink = tl.arange(0, DIMS), tl.arange(0, SPLITS), tl.arange(0, SINKS)
+    dims, row = tl.arange(0, DIMS), tl.arange(0, ROWS)
     is_dim = dims < HEAD_DIM
-    inside = (split < splits)[:, None] & is_dim[None, :]
-    places = (head * splits + split)[:, None] * HEAD_DIM + dims[None, :]
-    mean = tl.sum(tl.load(sums + places, mask=inside, other=0.0), axis=0) / num_tokens.to(tl.float32)
+    total = tl.zeros([ROWS, DIMS], tl.float32)
+    for start in range(0, splits, ROWS):
+        split = start + row
+        inside = (split < splits)[:, None] & is_dim[None, :]
+        total += tl.load(
+            sums + (head * splits + split)[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0
+        )
+    mean = tl.sum(total, axis=0) / num_tokens.to(tl.float32)
     tl.store(means + head * HEAD_DIM + dims, mean, mask=is_dim)
-    is_sink = (sink < num_sinks)[:, None] & is_dim[None, :]
-    source = keys + head * key_stride_head + sink[:, None] * key_stride_token + dims[None, :]
-    key = tl.load(source, mask=is_sink, other=0.0).to(tl.float32)
-    target = sinks + head * sink_stride_head + sink[:, None] * sink_stride_token + dims[None, :]
-    tl.store(target, key - mean[None, :], mask=is_sink)
+    keys += head * key_stride_head
+    sinks += head * sink_stride_head
+    for start in range(0, num_sinks, ROWS):
+        sink = start + row
+        inside = (sink < num_sinks)[:, None] & is_dim[None, :]
+        key = tl.load(keys + sink[:, None] * key_stride_token + dims[None, :], mask=inside, other=0.0)
+        target = sinks + sink[:, None] * sink_stride_token + dims[None, :]
+        tl.store(target, key.to(tl.float32) - mean[None, :], mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "size"])
@@ -64,30 +72,37 @@ def code_tokens(
     keys, means, rotation, codes, scales, num_tokens, size,
     key_stride_head, key_stride_token, code_stride_head, code_stride_token, scale_stride_head,
     HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr, TOKENS: tl.constexpr,
-    IS_PLAIN: tl.constexpr,
+    IS_HELD: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Codes of `size` adjacent tokens of one KV head, TOKENS at a time: the rotation is read once."""
+    """Codes of `size` adjacent tokens of one KV head, TOKENS at a time. IS_HELD: shared memory has room for the
+    rotation, which is read once, and for keys that are on their way."""
     head = tl.program_id(1).to(tl.int64)
     dims = tl.arange(0, DIMS)
     is_dim = dims < HEAD_DIM
     mean = tl.load(means + head * HEAD_DIM + dims, mask=is_dim, other=0.0)
-    axes0 = load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    axes1 = load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    axes2 = load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
-    axes3 = load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+    if IS_HELD:
+        held = (
+            load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+            load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+            load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+            load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
+        )
+    else:
+        held = rotation
     keys += head * key_stride_head
     codes += head * code_stride_head
     scales += head * scale_stride_head
     first = tl.program_id(0) * size
-    for start in range(first, tl.minimum(first + size, num_tokens), TOKENS):
+    for start in tl.range(
+        first, tl.minimum(first + size, num_tokens), TOKENS, num_stages=3 if IS_HELD else 1
+    ):
         tokens = (start + tl.arange(0, TOKENS)).to(tl.int64)
         is_token = tokens < num_tokens
         places = tokens[:, None] * key_stride_token + dims[None, :]
         vectors = tl.load(keys + places, mask=is_token[:, None] & is_dim[None, :], other=0.0).to(tl.float32)
         _write_codes(
-            vectors - mean[None, :], axes0, axes1, axes2, axes3,
-            codes + tokens * code_stride_token, scales + tokens, is_token,
-            HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN,
+            vectors - mean[None, :], held, codes + tokens * code_stride_token, scales + tokens, is_token,
+            HEAD_DIM, NUM_BYTES, DIMS, BYTES, IS_HELD, IS_PLAIN,
         )  # fmt: skip
 
 
@@ -118,12 +133,8 @@ def code_vectors(
     targets = codes + targets + position * code_stride_token
     worths = seat * scale_stride_seat + layer * scale_stride_layer + head * scale_stride_head + position
     _write_codes(
-        vectors,
-        load_axes(rotation, 0, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
-        load_axes(rotation, 1, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
-        load_axes(rotation, 2, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
-        load_axes(rotation, 3, HEAD_DIM, NUM_BYTES, DIMS, BYTES),
-        targets, scales + worths, is_token, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN,
+        vectors, rotation, targets, scales + worths, is_token,
+        HEAD_DIM, NUM_BYTES, DIMS, BYTES, False, IS_PLAIN,
     )  # fmt: skip
 
 
@@ -145,20 +156,26 @@ def load_axes(
 
 @triton.jit
 def _write_codes(
-    vectors, axes0, axes1, axes2, axes3, targets, worths, is_token,
-    HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, BYTES: tl.constexpr, IS_PLAIN: tl.constexpr,
+    vectors, rotation, targets, worths, is_token,
+    HEAD_DIM: tl.constexpr, NUM_BYTES: tl.constexpr, DIMS: tl.constexpr, BYTES: tl.constexpr,
+    IS_HELD: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Codes and scales of centred keys [TOKENS, DIMS], written to where `targets` and `worths` [TOKENS] point."""
+    """Codes and scales of centred keys [TOKENS, DIMS], written to where `targets` and `worths` [TOKENS] point.
+
+    rotation: a pointer to it; or, held, its axes in four quarters.
+    """
     narrow = vectors.to(tl.bfloat16)
     square = tl.sum(vectors * vectors, axis=1)
     per_step = tl.where(square > 0, 1.0 / (STEP * tl.sqrt(tl.maximum(square, TINY) / HEAD_DIM)), 0.0)
-    packed, product = _quarter(narrow, axes0, per_step, 0, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
-    bits, more = _quarter(narrow, axes1, per_step, 1, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
-    packed, product = packed | bits << 2, product + more
-    bits, more = _quarter(narrow, axes2, per_step, 2, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
-    packed, product = packed | bits << 4, product + more
-    bits, more = _quarter(narrow, axes3, per_step, 3, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
-    packed, product = packed | bits << 6, product + more
+    packed = tl.zeros([vectors.shape[0], BYTES], tl.int32)
+    product = tl.zeros_like(square)
+    for quarter in tl.static_range(4):
+        axes = (
+            rotation[quarter] if IS_HELD else load_axes(rotation, quarter, HEAD_DIM, NUM_BYTES, DIMS, BYTES)
+        )
+        bits, more = _quarter(narrow, axes, per_step, quarter, HEAD_DIM, NUM_BYTES, BYTES, IS_PLAIN)
+        packed |= bits << (2 * quarter)
+        product += more
     byte = tl.arange(0, BYTES)
     is_written = is_token[:, None] & (byte < NUM_BYTES)[None, :]
     tl.store(targets[:, None] + byte[None, :], packed.to(tl.uint8), mask=is_written)
@@ -174,8 +191,8 @@ def _quarter(
     """Codes of one quarter of the coordinates, int32 [TOKENS, BYTES] of two bits, and the products of their values with
     the coordinates, summed up: [TOKENS].
 
-    The nearest whole number below is found by two additions, which take no turn at the unit that converts numbers: what
-    is half a step less is rounded.
+    floor(x) is round(x - 0.5), and WHOLE rounds: a value on a border may get its lower code. Converting numbers would
+    take longer.
     """
     byte = tl.arange(0, BYTES)
     is_coordinate = (byte < NUM_BYTES) & (QUARTER * NUM_BYTES + byte < HEAD_DIM)

@@ -38,7 +38,7 @@ def padded_length(length: int) -> int:
 def centre(keys: Tensor, means: Tensor, sinks: Tensor) -> None:
     """Write the mean of every KV head's keys, and the keys of its first S tokens less it, in place.
 
-    keys: [H_kv, n, d]. means: float32 [H_kv, d]. sinks: float32 [H_kv, S, d].
+    keys: [H_kv, n, d]. means: float32 [H_kv, d]. sinks: float32 [H_kv, S, d], S <= n.
     """
     torch.mean(keys, dim=1, dtype=torch.float32, out=means)
     torch.sub(keys[:, : sinks.shape[1]], means[:, None], out=sinks)

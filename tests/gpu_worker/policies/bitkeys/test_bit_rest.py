@@ -71,7 +71,11 @@ def test_selected_samples_are_left_out_wherever_they_are_listed(device: torch.de
     torch.testing.assert_close(found.log_weights, expected.log_weights, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("module", [reference, fit_kernel], ids=["reference", "kernel"])
+@pytest.mark.parametrize(
+    ("module", "programs"),
+    [(reference, 132), (fit_kernel, 132), (fit_kernel, 4)],
+    ids=["reference", "kernel", "few"],
+)
 @pytest.mark.parametrize("head_dim", [16, 40])
 @pytest.mark.parametrize(
     ("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.02)]
@@ -81,10 +85,13 @@ def test_slopes_are_covariances_wherever_keys_lie(
     dtype: torch.dtype,
     off: float,
     module: ModuleType,
+    programs: int,
     head_dim: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reference, "FITTED", 300)
+    # Of few, each has several tiles.
+    monkeypatch.setattr(fit_kernel, "PROGRAMS", programs)
     generator = torch.Generator().manual_seed(3)
     keys = torch.randn(2, 700, head_dim, generator=generator) * 4
     # Far from 0, so that what is rounded before it is centred is lost.

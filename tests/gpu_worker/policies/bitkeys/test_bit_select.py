@@ -41,13 +41,16 @@ def test_the_best_by_level_are_taken(
     check(problem(device, group, head_dim, spans, length, dtype), (40, 0, 33, 7), 290)
 
 
-@pytest.mark.parametrize("most_words", [32768, 1])
+@pytest.mark.parametrize(("most_words", "most_warps"), [(32768, 16), (32768, 1), (1, 16)])
 def test_long_heads_are_taken_from_in_chunks_or_sorted_out_by_scores(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, most_words: int
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, most_words: int, most_warps: int
 ) -> None:
+    """Where there is one warp it has all registers."""
     monkeypatch.setattr(kernel, "MAX_WORDS", most_words)
+    monkeypatch.setattr(kernel, "MOST_WARPS", most_warps)
     monkeypatch.setattr(kernel, "PROGRAMS", 12)
     monkeypatch.setattr(kernel, "STEP_WORDS", 1)
+    monkeypatch.setattr(kernel, "LONG_STEP_WORDS", 2)
     check(problem(device, 2, 16, ((3, 1290), (600, 1100)), 1300), (100, 350), 1300)
 
 

@@ -50,10 +50,16 @@ def check(codes: Tensor, scales: Tensor, centred: Tensor, rotation: Tensor) -> N
         (64, torch.float32),
         (80, torch.float16),
         (256, torch.bfloat16),
+        (160, torch.float32),
         (6, torch.float32),
     ],
 )
-def test_codes_of_a_prompt(device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("programs", [264, 2])
+def test_codes_of_a_prompt(
+    device: torch.device, head_dim: int, dtype: torch.dtype, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A program has one tile, or all.
+    monkeypatch.setattr(kernel, "PROGRAMS", programs)
     generator = torch.Generator().manual_seed(head_dim)
     # Some channels are large in all keys, and some vary more.
     keys = torch.randn(2, 131, head_dim, generator=generator) * torch.rand(head_dim, generator=generator) * 4
@@ -76,6 +82,7 @@ def test_codes_of_a_prompt(device: torch.device, head_dim: int, dtype: torch.dty
         (64, 65, 64, torch.float32),
         (80, 64, 1, torch.float16),
         (6, 1, 1, torch.float32),
+        (64, 70, 0, torch.float32),
         (96, 9000, 3, torch.bfloat16),
     ],
 )
