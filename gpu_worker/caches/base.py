@@ -47,6 +47,10 @@ class Cache(ABC):
         """Whether a decoding sequence whose rows go to the store needs them there: it cannot go on from its slots."""
         return True
 
+    def does_without_store(self, sequence: Sequence) -> bool:
+        """Whether an admitted sequence's rows go to the store for others' sake only: it is computed from its slots."""
+        return False
+
     def bytes_in_store(self, sequence: Sequence) -> int:
         """Bytes of the rows of a sequence that offloads; 0 where they are there for measuring only."""
         return 0

@@ -127,6 +127,10 @@ class CacheSet:
         """See `Cache.needs_store_to_decode`."""
         return self._offloading(sequence).needs_store_to_decode(sequence)
 
+    def does_without_store(self, sequence: Sequence) -> bool:
+        """See `Cache.does_without_store`."""
+        return self._offloading(sequence).does_without_store(sequence)
+
     def held_bytes(self, sequence: Sequence) -> tuple[int, int]:
         """Bytes that the sequence holds: of its slots in all layers, and of its rows in the store."""
         in_store = self._offloading(sequence).bytes_in_store(sequence) if sequence.offloads else 0

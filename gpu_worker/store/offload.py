@@ -18,7 +18,7 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.host_path import HostPath
-from gpu_worker.store.kv_meter import KVMeter
+from gpu_worker.store.kv_meter import Fallback, KVMeter
 from gpu_worker.store.link import Extent, StoreLink
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.prompt_copies import PromptCopies
@@ -254,6 +254,12 @@ class Offloader:
         """Free the sequence's slabs, or its copy's, once nothing on the device writes to them. Never waits for the
         store."""
         self._link.end(sequence.sequence_id, sequence.seat)
+
+    def go_on_without(self, sequence: Sequence) -> None:
+        """A sequence that can go on without its rows here gives them up."""
+        self.release(sequence)
+        sequence.offloads = False
+        self.meter.fallbacks[Fallback.WITHOUT_STORE] += 1
 
     def close(self) -> None:
         self._arena.close()

@@ -104,6 +104,10 @@ class RecallCache(Cache):
             sequence.can_miss or is_measured or selects_there or self._training.trains_leaving_there(sequence)
         )
 
+    def does_without_store(self, sequence: Sequence) -> bool:
+        is_measured = sequence.request.measure and sequence.plan.selects
+        return not (sequence.can_miss or is_measured or self._training.is_done_there(sequence))
+
     def bytes_in_store(self, sequence: Sequence) -> int:
         return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0
 

@@ -96,10 +96,12 @@ class Admission:
     def _finds_room(self, sequence: Sequence) -> bool:
         """Start the sequence in the store; False where it must wait for room there."""
         if sequence.offloads and (missing := self._missing_alone(sequence)):
-            raise NeverFits(
-                f"{sequence.known_tokens} tokens and the index over them need {missing} bytes more than the KV store "
-                "has; send a shorter prompt, or start with a larger --arena-bytes"
-            )
+            if not self._caches.does_without_store(sequence):
+                raise NeverFits(
+                    f"{sequence.known_tokens} tokens and the index over them need {missing} bytes more than the KV "
+                    "store has; send a shorter prompt, or start with a larger --arena-bytes"
+                )
+            sequence.offloads = False
         if sequence.offloads and self._must_wait(sequence):
             return False
         try:

@@ -30,7 +30,7 @@ class Preemption:
         end: Callable[[Sequence, CapacityError], None],
     ) -> None:
         """settle: takes the tokens that are on their way, after which some may have ended. free: frees what a running
-        sequence holds, but for its seat. end: ends one that fills the arena, or the slots, alone."""
+        sequence holds, but for its seat. end: ends one that fills the arena, or the slots, alone and needs more."""
         self._scheduler = scheduler
         self._caches = caches
         self._offloader = offloader
@@ -44,7 +44,7 @@ class Preemption:
 
     def make_room(self, short: list[tuple[Sequence, ArenaFull]]) -> None:
         """Let one that holds room in the arena give way to running sequences that miss some: its room may be enough for
-        all of them. It may be one of these; alone such a one ends."""
+        all of them. It may be one of these; alone such a one goes on without, if it can, or ends."""
         if not short:
             return
         self._settle()
@@ -56,7 +56,10 @@ class Preemption:
         if holders not in ([], [sequence]):
             self._preempt(max(holders, key=lambda holder: holder.rank))
         elif not self._readers_give_way(error.missing_bytes):
-            self._end(sequence, error)
+            if sequence.status is Status.DECODE and not self._caches.needs_store_to_decode(sequence):
+                self._offloader.go_on_without(sequence)
+            else:
+                self._end(sequence, error)
 
     def make_slots(self, crowded: list[Sequence]) -> None:
         """Let one that runs give way to those that miss slots for their next tokens; alone such a one ends."""

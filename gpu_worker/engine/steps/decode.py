@@ -23,7 +23,6 @@ from gpu_worker.state.lane_inputs import LaneInputs, fill_drawn
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.host_path import host_bytes
-from gpu_worker.store.kv_meter import Fallback
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.trainings import TrainedLayer
 
@@ -161,9 +160,7 @@ class DecodeStep:
         """Whether the sequence needs no store from now on: it leaves one that is silent."""
         if not self._offloader.silent_seconds or self._caches.needs_store_to_decode(sequence):
             return False
-        self._offloader.release(sequence)
-        sequence.offloads = False
-        self._offloader.meter.fallbacks[Fallback.WITHOUT_STORE] += 1
+        self._offloader.go_on_without(sequence)
         return True
 
     def _who_may_write(

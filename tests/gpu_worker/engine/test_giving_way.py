@@ -140,14 +140,47 @@ def test_who_waits_again_can_be_aborted() -> None:
     rig.check_empty()
 
 
-def test_one_that_alone_fills_the_arena_in_mid_answer_has_reached_its_length() -> None:
-    one = request("one", "pqcache", 0.3, prompt=120, max_tokens=200)
+@pytest.mark.parametrize(("policy", "hot_tokens"), [("pqcache", 1), ("clusterkv", 1024)])
+def test_one_that_alone_fills_the_arena_in_mid_answer_has_reached_its_length(
+    policy: str, hot_tokens: int
+) -> None:
+    """It misses rows, or the store trains what leaves its window."""
+    one = request("one", policy, 0.3, prompt=120, max_tokens=200)
     expected = tokens_alone(one)
-    rig = Rig(capacity_tokens=192)
+    rig = Rig(capacity_tokens=192, hot_cache=HotCacheSize(tokens=hot_tokens))
     record = rig.run(one)[0]
     assert record.complete.finish_reason is FinishReason.LENGTH
     # The last token that is told has no row yet.
     assert record.tokens == expected[: 192 - 120 + 1]
+    rig.check_empty()
+
+
+@pytest.mark.parametrize("policy", ["pqcache", "bitkeys"])
+def test_one_that_alone_fills_the_arena_in_mid_answer_goes_on_from_its_slots(policy: str) -> None:
+    one = request("one", policy, 0.3, prompt=120, max_tokens=200)
+    expected = tokens_alone(one)
+    rig = Rig(capacity_tokens=192)
+    rig.submit(one)
+    rig.step_to("one", Status.DECODE)
+    assert rig.sequence("one").offloads
+    rig.drain()
+    record = rig.records["one"]
+    assert record.tokens == expected
+    assert record.complete.finish_reason is FinishReason.LENGTH
+    assert record.usage.host_bytes == 0
+    assert rig.engine.stats().fallbacks_total["without_store"] == 1
+    rig.check_empty()
+
+
+def test_a_prompt_that_no_arena_holds_is_answered_where_slots_hold_it_and_nothing_is_trained() -> None:
+    one = request("one", "bitkeys", 0.1, prompt=256, max_tokens=30)
+    expected = tokens_alone(one)
+    rig = Rig(capacity_tokens=256)
+    assert rig.run(one)[0].tokens == expected
+    rig.check_empty()
+    # Its slots hold a part.
+    rig = Rig(capacity_tokens=256, hot_cache=HotCacheSize(tokens=1))
+    assert isinstance(rig.run(one)[0].error, NeverFits)
     rig.check_empty()
 
 
