@@ -78,7 +78,7 @@ def running_stack(
     socket_path = f"unix:{folder}/worker.sock"
     options = {"model": str(model), "worker": socket_path, "port": 0, "grpc_port": 0, **values}
     config = GatewayConfig(
-        **{"served_model_names": ("tiny",), "heartbeat_s": 0.2, "no_warmup": True, **options}
+        **{"served_model_names": ("tiny",), "heartbeat_s": 1.0, "no_warmup": True, **options}
     )
     box: list[Stack] = []
     started = threading.Event()
