@@ -170,10 +170,8 @@ for dtype, group, head_dim in (bfloat16, 4, 256), (float32, 3, 80):
     fits = means[:, 1], means[:, 1], zeros(2, 3, 2, head_dim, head_dim, dtype=bfloat16)[:, 1]
     bit_rest(query, matrix, *index[:2], *fits, seats, begin, end, zeros(2, 2, 900, dtype=int64), 0.1)
 # Wide heads of float32, of one KV head.
-keys, values = zeros(1, 900, 2 * 256).split(256, dim=2)
-centre(keys, zeros(1, 256), zeros(1, 4, 256))
-code_prompt(keys, zeros(1, 256), zeros(256, 256, dtype=bfloat16), zeros(1, 900, 64, dtype=uint8), scales[0, 0, :1])
-fit_values(keys, values, zeros(1, 256), zeros(1, 256), zeros(1, 256, 256, dtype=bfloat16))
+wide = zeros(1, 900, 256), zeros(1, 256), zeros(256, 256, dtype=bfloat16)
+code_prompt(*wide, zeros(1, 900, 64, dtype=uint8), scales[0, 0, :1])
 """
 ROWS = """
 from gpu_worker.kernels.resolve.kernel import resolve
