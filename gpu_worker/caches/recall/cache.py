@@ -105,8 +105,7 @@ class RecallCache(Cache):
         )
 
     def does_without_store(self, sequence: Sequence) -> bool:
-        is_measured = sequence.request.measure and sequence.plan.selects
-        return not (sequence.can_miss or is_measured or self._training.is_done_there(sequence))
+        return not (self.needs_store_to_decode(sequence) or self._training.trains_prompt_there(sequence))
 
     def bytes_in_store(self, sequence: Sequence) -> int:
         return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0

@@ -138,14 +138,9 @@ class IndexTraining:
         policy.load(self._indexes.of(policy), loaded)
         return True
 
-    def is_done_there(self, sequence: Sequence) -> bool:
-        """Whether the store trains an index of the sequence's, or selects for it."""
-        if not sequence.plan.selects:
-            return False
-        if self._offloader.selects_in_store:
-            return True
-        trains_prompt = not self.trains_here and prompt_job(sequence) is not None
-        return trains_prompt or self.trains_leaving_there(sequence)
+    def trains_prompt_there(self, sequence: Sequence) -> bool:
+        """Whether the store trains the index of the sequence's prompt."""
+        return not self.trains_here and sequence.plan.selects and prompt_job(sequence) is not None
 
     def trains_leaving_there(self, sequence: Sequence) -> bool:
         """Whether the store trains the tokens that leave the sequence's window."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.attention.kernel import is_interpreted
 from gpu_worker.kernels.attention.programs import dot
+from gpu_worker.policies.bitkeys.key_bits.kernel import shares
 
 # Programs in all: the SMs of an H200.
 PROGRAMS = 132
@@ -43,9 +44,7 @@ def fit_values(keys: Tensor, values: Tensor, means: Tensor, value_means: Tensor,
     is_narrow = keys.dtype != torch.float32
     dims = max(16, triton.next_power_of_2(head_dim))
     value_dims, tokens = min(dims, MOST_PRODUCTS // dims), _tokens(keys)
-    splits = min(triton.cdiv(num_tokens, tokens), max(1, PROGRAMS // num_heads))
-    size = triton.cdiv(triton.cdiv(num_tokens, splits), tokens) * tokens
-    splits = triton.cdiv(num_tokens, size)
+    size, splits = shares(num_heads, num_tokens, tokens, PROGRAMS)
     products, sums = (
         torch.empty(num_heads, splits, *shape, dims, dtype=torch.float32, device=keys.device)
         for shape in ((dims,), (2,))

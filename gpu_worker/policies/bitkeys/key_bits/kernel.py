@@ -36,7 +36,7 @@ def centre(keys: Tensor, means: Tensor, sinks: Tensor) -> None:
         keys = keys.contiguous()
     assert means.is_contiguous(), "means are written in place"
     assert sinks.shape[1] <= num_tokens, "sinks are tokens of the prompt"
-    size, splits = _shares(num_heads, num_tokens)
+    size, splits = shares(num_heads, num_tokens, PROMPT_TOKENS, PROGRAMS)
     dims, num_sinks = max(16, triton.next_power_of_2(head_dim)), sinks.shape[1]
     sums = torch.empty(num_heads, splits, head_dim, dtype=torch.float32, device=keys.device)
     sum_keys[(splits, num_heads)](
@@ -57,7 +57,7 @@ def code_prompt(keys: Tensor, means: Tensor, rotation: Tensor, codes: Tensor, sc
         return
     if keys.stride(2) != 1:
         keys = keys.contiguous()
-    size, splits = _shares(num_heads, num_tokens)
+    size, splits = shares(num_heads, num_tokens, PROMPT_TOKENS, PROGRAMS)
     code_tokens[(splits, num_heads)](
         keys, means.contiguous(), rotation, codes, scales, num_tokens, size,
         *keys.stride()[:2], *codes.stride()[:2], scales.stride(0),
@@ -90,11 +90,11 @@ def code_leaving(
     )  # fmt: skip
 
 
-def _shares(num_heads: int, num_tokens: int) -> tuple[int, int]:
-    """Tokens of a program, whole tiles, and programs of a head."""
-    num_tiles = triton.cdiv(num_tokens, PROMPT_TOKENS)
-    tiles = triton.cdiv(num_tiles, max(1, PROGRAMS // num_heads))
-    return tiles * PROMPT_TOKENS, triton.cdiv(num_tiles, tiles)
+def shares(num_heads: int, num_tokens: int, tile: int, programs: int) -> tuple[int, int]:
+    """Tokens of a program, whole tiles, and programs of a head, where so many programs share all heads."""
+    num_tiles = triton.cdiv(num_tokens, tile)
+    tiles = triton.cdiv(num_tiles, max(1, programs // num_heads))
+    return tiles * tile, triton.cdiv(num_tiles, tiles)
 
 
 def _sizes(head_dim: int, codes: Tensor) -> dict[str, int]:
