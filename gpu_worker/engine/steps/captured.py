@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,10 @@ class Captured:
         by graphs of which one runs at a time. Nothing is computed yet. Raises RuntimeError."""
         on_device = torch.tensor(table, device=device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            _without_collection(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
             logits = forward(on_device)
         staged = torch.tensor(table).pin_memory()
         return cls(graph, on_device, staged, staged.numpy(), logits, torch.cuda.Event())
@@ -53,3 +58,15 @@ class Captured:
         complete(self.table)
         self.graph.replay()
         return self.logits
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Hold Python's garbage collector off: a graph, event or module that it ends during a capture voids the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

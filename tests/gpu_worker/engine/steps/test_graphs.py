@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -88,3 +89,33 @@ def test_what_is_captured_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first went when the third came.
     assert torch.equal(run(graphs, batches[0], step), step.expected(batches[0]))
     assert step.num_calls == 7
+
+
+@torch.inference_mode()
+def test_garbage_that_holds_a_graph_does_not_void_a_capture() -> None:
+    """Python may collect at any allocation, and to end a graph is not permitted while another is captured."""
+    graphs, step, spare = StepGraphs(DEVICE), Step(), StepGraphs(DEVICE)
+    for _ in range(2):
+        run(spare, batch_of(3, 1), step)
+    spares, kept = [spare], []
+    del spare
+
+    def littering(table: Tensor) -> Tensor:
+        # Garbage with a graph, which only a collection finds; and as many containers as bring one about.
+        garbage: list[object] = [spares.pop()] if spares else []
+        garbage.append(garbage)
+        del garbage
+        kept.extend([[] for _ in range(200_000)])
+        return step(table)
+
+    batch = batch_of(8, 2)
+    assert torch.equal(run(graphs, batch, step), step.expected(batch))
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100, 1, 1)
+    try:
+        assert torch.equal(run(graphs, batch, step, littering), step.expected(batch))
+    finally:
+        gc.set_threshold(*thresholds)
+    assert graphs.captured
+    assert not spares
+    assert gc.isenabled()
