@@ -157,8 +157,11 @@ class WorkerOptions(SelectionOptions, FaultOptions):
         "store on another host, which selects too, for bitkeys, pqcache and clusterkv only",
         metavar="NAME",
     )
-    index_device: Literal["cpu", "gpu"] = option(
-        "cpu", "who trains indexes: cpu, the store's cores, or gpu, the model's device", metavar="NAME"
+    index_device: Literal["auto", "cpu", "gpu"] = option(
+        "auto",
+        "where indexes are trained: cpu (the store's cores), gpu (the model's device), or auto: by the store where "
+        "that hides behind the prompt, else on the GPU",
+        metavar="NAME",
     )
     store_patience_s: float = option(
         10.0,

@@ -25,7 +25,7 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import load_model
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import Budget, ErrorEvent, Event, GenerationRequest, SamplingParams
+from gpu_worker.records import Budget, ErrorEvent, Event, GenerationRequest, IndexDevice, SamplingParams
 from gpu_worker.state.batch import Buckets
 from kv_store.client import Layout, StoreClient
 from kv_store.local import LocalStore
@@ -130,7 +130,7 @@ class Recorder:
             max_num_seqs=1,
             hot_cache=HotCacheSize(tokens=capacity),
             policies=registry(policy),
-            trains_indexes=True,
+            index_device=IndexDevice.GPU,
         )
         layout = Layout(
             config.num_layers,

@@ -66,6 +66,9 @@ _PREFILL = {
     "carrel index on gpu": RivalSpec(
         "benchmarks.rivals.carrel_prefill:prefill_training_on_gpu", has_policies=True
     ),
+    "carrel index on cpu": RivalSpec(
+        "benchmarks.rivals.carrel_prefill:prefill_training_in_store", has_policies=True
+    ),
     "transformers": RivalSpec("benchmarks.rivals.transformers_decode:prefill"),
 }
 DECODE = Contest("decode", _DECODE, DecodeCase, DecodeFigures, DecodeFigures.over)

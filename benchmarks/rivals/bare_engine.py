@@ -27,7 +27,7 @@ from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.registry import option_names, registry
-from gpu_worker.records import Budget, GenerationRequest, SamplingParams
+from gpu_worker.records import Budget, GenerationRequest, IndexDevice, SamplingParams
 from kv_store.client import Layout, StoreClient
 
 PREFILL_CHUNK = 8192
@@ -79,7 +79,7 @@ def running_engine(
     make_prefill: MakePrefill,
     *,
     limit: int | None,
-    trains_indexes: bool,
+    index_device: IndexDevice,
     stores_rows: bool = True,
     num_trainers: int = 1,
 ) -> Iterator[Engine]:
@@ -89,7 +89,7 @@ def running_engine(
     have slots for all tokens no room in the store, which takes long to register. Raises NotMeasurable.
     """
     model, batch = house.model, house.batch
-    slots, config, dtype = house.slots(limit, trains_indexes), model.config, model.decoder.dtype
+    slots, config, dtype = house.slots(limit, index_device), model.config, model.decoder.dtype
     options = EngineOptions(
         max_model_len=house.capacity,
         slot_bytes=slots.num_bytes,
@@ -97,7 +97,7 @@ def running_engine(
         prefill_chunk=house.prefill_chunk,
         hot_cache=HotCacheSize(tokens=slots.hot_tokens),
         policies=policies,
-        trains_indexes=trains_indexes,
+        index_device=index_device,
     )
     token_bytes = config.num_layers * config.num_kv_heads * 2 * config.head_dim * dtype.itemsize
     # Only sequences that recall have rows in the store.

@@ -30,7 +30,7 @@ from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times, write_tra
 from gpu_worker.engine.engine import Engine
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.retain import RetainPolicy
-from gpu_worker.records import ErrorEvent, Event
+from gpu_worker.records import ErrorEvent, Event, IndexDevice
 from gpu_worker.state.sequence import Sequence, Status
 
 # A policy that compresses again more rarely than this is not waited for: spread over so many steps it costs nothing.
@@ -73,7 +73,7 @@ class CarrelDecode(DecodeRival):
             policies,
             SyntheticPrefill,
             limit=case.gpu_memory_limit,
-            trains_indexes=True,
+            index_device=IndexDevice.GPU,
             stores_rows=case.gpu_memory_limit is not None,
         ) as engine:
             running = self._fill(engine, case, capacity - case.context)

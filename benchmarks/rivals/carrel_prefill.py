@@ -28,7 +28,7 @@ from benchmarks.rivals.timeline import Timeline
 from benchmarks.shapes import ModelShape
 from gpu_worker.engine.engine import Engine
 from gpu_worker.policies.base import Family
-from gpu_worker.records import ErrorEvent, Event, TokenEvent
+from gpu_worker.records import ErrorEvent, Event, IndexDevice, TokenEvent
 
 NUM_NEW_TOKENS = 4
 # A warm-up's budget of its prompt, at most: the policy must have something to do in it.
@@ -38,11 +38,15 @@ SHORTER = 3
 
 
 def prefill(shape: ModelShape, device: torch.device) -> PrefillRival:
-    return CarrelPrefill(shape, device, trains_indexes=False)
+    return CarrelPrefill(shape, device, IndexDevice.AUTO)
 
 
 def prefill_training_on_gpu(shape: ModelShape, device: torch.device) -> PrefillRival:
-    return CarrelPrefill(shape, device, trains_indexes=True)
+    return CarrelPrefill(shape, device, IndexDevice.GPU)
+
+
+def prefill_training_in_store(shape: ModelShape, device: torch.device) -> PrefillRival:
+    return CarrelPrefill(shape, device, IndexDevice.CPU)
 
 
 @dataclass
@@ -67,9 +71,9 @@ class _Watch:
 class CarrelPrefill(PrefillRival):
     """From submission to the first and to the second token."""
 
-    def __init__(self, shape: ModelShape, device: torch.device, trains_indexes: bool) -> None:
+    def __init__(self, shape: ModelShape, device: torch.device, index_device: IndexDevice) -> None:
         self._shape, self._device = shape, device
-        self._trains_indexes = trains_indexes
+        self._index_device = index_device
         self._model = dummy_model(shape, device)
 
     def measure(self, case: PrefillCase) -> PrefillFigures:
@@ -79,7 +83,9 @@ class CarrelPrefill(PrefillRival):
     def _prefill(self, case: PrefillCase) -> PrefillFigures:
         clock = WorkClock(self._device)
         found = policies_for(case)
-        policies = {name: timed(one, clock, self._trains_indexes) for name, one in found.items()}
+        policies = {
+            name: timed(one, clock, self._index_device is IndexDevice.GPU) for name, one in found.items()
+        }
         policy = policies[name_of(case)]
         capacity = case.context + 16
         house = House(self._model, policy, budget_of(case), 1, case.context, capacity, PREFILL_CHUNK)
@@ -89,7 +95,7 @@ class CarrelPrefill(PrefillRival):
             policies,
             timeline.make_prefill,
             limit=case.gpu_memory_limit,
-            trains_indexes=self._trains_indexes,
+            index_device=self._index_device,
             num_trainers=max(1, len(os.sched_getaffinity(0)) - 2),
         ) as engine:
             watch = _Watch(clock, timeline)

@@ -15,7 +15,7 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.retain import RetainPolicy
-from gpu_worker.records import Budget
+from gpu_worker.records import Budget, IndexDevice
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import blocks_of_heads, num_blocks
 
@@ -60,13 +60,13 @@ class House:
             dtype=decoder.dtype,
         )
 
-    def slots(self, limit: int | None, trains_indexes: bool) -> Slots:
+    def slots(self, limit: int | None, index_device: IndexDevice) -> Slots:
         """limit: of device memory, in bytes. Raises NotMeasurable where the sequences do not fit it side by side."""
         every = num_blocks(self.capacity)
         wanted = self.batch * self._sequence_blocks(every)
         if limit is None:
             return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
-        room = self.room_beside_slots(limit, trains_indexes) // self._block_bytes
+        room = self.room_beside_slots(limit, index_device) // self._block_bytes
         if wanted <= room:
             return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
         per_head = room // (self.batch * self._num_heads)
@@ -105,7 +105,7 @@ class House:
     def _block_bytes(self) -> int:
         return BLOCK_SIZE * 2 * self.shape.head_dim * self.shape.dtype.itemsize
 
-    def room_beside_slots(self, limit: int, trains_indexes: bool) -> int:
+    def room_beside_slots(self, limit: int, index_device: IndexDevice) -> int:
         """Bytes of slots that the engine would take within the limit."""
         workload = Workload(
             model=self.model.config,
@@ -116,7 +116,7 @@ class House:
             default_budget=self.budget,
             prefill_chunk=self.prefill_chunk,
             full_layers=0,
-            trains_indexes=trains_indexes,
+            index_device=index_device,
         )
         try:
             return MemoryPlan.of(workload, limit - self._taken_bytes()).slots

@@ -23,7 +23,7 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import AUTO, LONG, registry
-from gpu_worker.records import Budget, EngineInfo
+from gpu_worker.records import Budget, EngineInfo, IndexDevice
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
@@ -53,7 +53,7 @@ class EngineOptions:
     # That a request may name; none: all.
     allowed_policies: tuple[str, ...] = ()
     # On the model's device; else the store trains them.
-    trains_indexes: bool = False
+    index_device: IndexDevice = IndexDevice.AUTO
     max_full_tokens: int = FEW_TOKENS
     # Of the store's rows, for prompts that begin alike.
     reuses_prefixes: bool = False
@@ -119,7 +119,7 @@ def assemble(
         offloader,
         probe,
         options.hot_cache,
-        options.trains_indexes,
+        options.index_device,
         options.full_layers,
         _usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
         options.most_index_bytes,

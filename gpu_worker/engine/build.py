@@ -31,6 +31,7 @@ from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import AUTO, CALIBRATED, LONG, option_names, registry
 from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.records import IndexDevice
 from gpu_worker.store.traces import Traces
 from kv_store.client import Layout, StoreClient, StoreError
 
@@ -93,7 +94,7 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         default_budget=config.default_budget,
         policies=policies,
         allowed_policies=config.allowed_policies,
-        trains_indexes=config.index_device == "gpu",
+        index_device=IndexDevice(config.index_device),
         max_full_tokens=_max_full_tokens(config, shape, policies),
         reuses_prefixes=config.prefix_cache,
         seed=config.seed,
@@ -223,7 +224,7 @@ def _room(
         default_budget=config.default_budget,
         prefill_chunk=config.prefill_chunk,
         full_layers=config.full_layers,
-        trains_indexes=config.index_device == "gpu",
+        index_device=IndexDevice(config.index_device),
         has_indexes=config.transport != "grpc",
     )
 

@@ -12,7 +12,7 @@ from gpu_worker.models import ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.registry import ablations
 from gpu_worker.policies.retain import RetainPolicy
-from gpu_worker.records import Budget
+from gpu_worker.records import Budget, IndexDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Workload:
     default_budget: Budget
     prefill_chunk: int
     full_layers: int
-    trains_indexes: bool
+    index_device: IndexDevice
     # On the device; else the store has them, and selects.
     has_indexes: bool = True
 

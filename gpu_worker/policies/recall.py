@@ -20,7 +20,8 @@ class IndexJob:
     """An index to train, by the store or on the model's device: of the tokens at [begin, end), in every layer.
 
     coarse: the least that the store must train where `load` can do the rest from the keys; None: all of it. is_quick: a
-    GPU trains a layer in less time and memory than is worth a wait for the store. needs_keys: the trained arrays do not
+    GPU trains a layer in less time and memory than is worth a wait for the store. is_bounded: the store fits its time
+    to that of a layer's prefill, so that all but the last layers hide behind it. needs_keys: the trained arrays do not
     cover single tokens; `load` gets the tokens' keys. num_before: clusters that the sequence has from earlier jobs.
     """
 
@@ -29,6 +30,7 @@ class IndexJob:
     params: IndexParams
     coarse: IndexParams | None = None
     is_quick: bool = False
+    is_bounded: bool = False
     needs_keys: bool = False
     num_before: int = 0
 

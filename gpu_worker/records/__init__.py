@@ -24,6 +24,7 @@ from gpu_worker.records.requests import (
     Grammar,
     GrammarKind,
     HotCacheSize,
+    IndexDevice,
     SamplingParams,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "Grammar",
     "GrammarKind",
     "HotCacheSize",
+    "IndexDevice",
     "ProgressEvent",
     "PromptEvent",
     "SamplingParams",

@@ -33,6 +33,15 @@ class Budget:
         return max(2, self.least, int((self.share or 1.0) * num_prompt_tokens + 1e-9))
 
 
+class IndexDevice(enum.Enum):
+    """Where indexes are trained: on the store's cores, on the model's device, or (auto) by the store what hides behind
+    the prompt's computation and by a GPU the rest."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    GPU = "gpu"
+
+
 @dataclass(frozen=True, slots=True)
 class HotCacheSize:
     """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.

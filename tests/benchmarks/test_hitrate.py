@@ -26,7 +26,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
 from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import Budget, CompleteEvent, Event, GenerationRequest, SamplingParams
+from gpu_worker.records import Budget, CompleteEvent, Event, GenerationRequest, IndexDevice, SamplingParams
 from kv_store.client import Layout, StoreClient
 from kv_store.local import LocalStore
 
@@ -105,7 +105,7 @@ def engine_hit_rate(recorder: Recorder, policy: str, num_selected: int, document
         max_num_seqs=1,
         hot_cache=HotCacheSize(share=SHARE),
         policies=registry(POLICIES[policy](kept=kept)),
-        trains_indexes=True,
+        index_device=IndexDevice.GPU,
     )
     layout = Layout(config.num_layers, config.num_kv_heads, config.head_dim, row_type("float32"))
     ended: list[Event] = []

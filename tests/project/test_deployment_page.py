@@ -20,6 +20,7 @@ from gpu_worker.models import ModelConfig
 from gpu_worker.models.loader import read_config
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.registry import registry
+from gpu_worker.records import IndexDevice
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"
 GIB = 2**30
@@ -92,7 +93,7 @@ class Sizes:
             DEFAULTS.budget,
             DEFAULTS.prefill_chunk,
             DEFAULTS.full_layers,
-            trains_indexes=False,
+            index_device=IndexDevice.AUTO,
         )
 
 

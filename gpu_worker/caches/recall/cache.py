@@ -25,7 +25,7 @@ from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall import IndexJob
-from gpu_worker.records import HotCacheSize
+from gpu_worker.records import HotCacheSize, IndexDevice
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
@@ -48,14 +48,14 @@ class RecallCache(Cache):
         offloader: Offloader,
         probe: Probe,
         hot_cache_size: HotCacheSize,
-        trains_here: bool,
+        index_device: IndexDevice,
         first_layer: int,
         num_fixed: int = 0,
         most_index_bytes: int | None = None,
     ) -> None:
-        """trains_here: indexes are trained on the model's device, not by the store. first_layer: the layers before it
-        are dense. num_fixed: sinks, window and new token of most sequences, for which there is room from the start.
-        most_index_bytes: see `PolicyIndexes`."""
+        """index_device: where indexes are trained. first_layer: the layers before it are dense. num_fixed: sinks,
+        window and new token of most sequences, for which there is room from the start. most_index_bytes: see
+        `PolicyIndexes`."""
         self._shape = shape
         self._first_layer = first_layer
         self._pool = pool
@@ -76,7 +76,7 @@ class RecallCache(Cache):
         if offloader.selects_in_store:
             self._in_store = StoreSelection(pool, block_tables, offloader, self._hot_cache)
         self._training = IndexTraining(
-            shape, pool, offloader, self.indexes, self._whole, self.fixed, trains_here
+            shape, pool, offloader, self.indexes, self._whole, self.fixed, index_device
         )
         self.probe = probe
         # Short, and attention leaves no processor free for long.
@@ -95,7 +95,7 @@ class RecallCache(Cache):
         return self._keeps_in_store(sequence) or is_measured
 
     def _keeps_in_store(self, sequence: Sequence) -> bool:
-        return sequence.can_miss or not self._training.trains_here
+        return sequence.can_miss or not self._training.trains_all
 
     def needs_store_to_decode(self, sequence: Sequence) -> bool:
         is_measured = sequence.request.measure and sequence.plan.selects

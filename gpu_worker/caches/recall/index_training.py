@@ -14,6 +14,7 @@ from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.device import to_device
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
+from gpu_worker.records import IndexDevice
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
@@ -79,8 +80,9 @@ class PolicyIndexes:
 class IndexTraining:
     """Has layers indexed, and loads what was trained into the policies' indexes.
 
-    trains_here: on the model's device; else by the store. A GPU also trains what the second token would wait for
-    (`IndexJob.is_quick`); and if it has every row, the store trains only the coarse part (`IndexJob.coarse`).
+    index_device: where. With AUTO a GPU trains what the second token would wait for (`IndexJob.is_quick`): all layers,
+    or the last ones where the store's time is bounded. If it has every row, the store trains only the coarse part of
+    the others (`IndexJob.coarse`).
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class IndexTraining:
         indexes: PolicyIndexes,
         whole: WholeContext,
         fixed: FixedSlots,
-        trains_here: bool,
+        index_device: IndexDevice,
     ) -> None:
         self._shape = shape
         self._pool = pool
@@ -99,8 +101,10 @@ class IndexTraining:
         self._indexes = indexes
         self._whole = whole
         self._fixed = fixed
-        self.trains_here = trains_here
-        self._is_quick = is_quick(shape.device) and not offloader.selects_in_store
+        self.trains_all = index_device is IndexDevice.GPU
+        self._helps = (
+            index_device is IndexDevice.AUTO and is_quick(shape.device) and not offloader.selects_in_store
+        )
 
     def observe(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index if that is done here."""
@@ -123,7 +127,7 @@ class IndexTraining:
         job = prompt_job(sequence)
         if job is None or self._is_trained_here(job, layer):
             return None
-        return job.coarsened() if self._is_quick and not sequence.can_miss else job
+        return job.coarsened() if self._helps and not sequence.can_miss else job
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Load a trained index if it is ready within the time. Raises StoreUnavailable when none will come."""
@@ -139,20 +143,24 @@ class IndexTraining:
         return True
 
     def trains_prompt_there(self, sequence: Sequence) -> bool:
-        """Whether the store trains the index of the sequence's prompt."""
-        return not self.trains_here and sequence.plan.selects and prompt_job(sequence) is not None
+        """Whether the store trains an index of the sequence's prompt, in any layer."""
+        if not sequence.plan.selects:
+            return False
+        job = prompt_job(sequence)
+        return job is not None and not self._is_trained_here(job, 0)
 
     def trains_leaving_there(self, sequence: Sequence) -> bool:
         """Whether the store trains the tokens that leave the sequence's window."""
         plan, begin = sequence.plan, sequence.window_begin
-        if self.trains_here or not plan.selects:
+        if not plan.selects:
             return False
-        return recall_policy(sequence).leaving_job(plan, begin, begin + 1) is not None
+        job = recall_policy(sequence).leaving_job(plan, begin, begin + 1)
+        return job is not None and not self._is_trained_here(job, 0)
 
     def train_leaving(self, sequence: Sequence, layers: range, job: IndexJob) -> deque[TrainedLayer]:
         """Index tokens that leave the window together. Returns what the store trains and `load` has to load. Raises
         StoreUnavailable and StoreSilent."""
-        if self.trains_here:
+        if self._is_trained_here(job, 0):
             positions = torch.arange(job.begin, job.end, device=self._shape.device)
             layer_bytes = self._shape.num_kv_heads * (job.end - job.begin) * self._pool.row_bytes // 2
             at_once = max(1, WINDOW_BYTES // layer_bytes)
@@ -165,8 +173,8 @@ class IndexTraining:
         return deque(self._offloader.trainings.build(sequence, layer, job) for layer in layers)
 
     def _is_trained_here(self, job: IndexJob, layer: int) -> bool:
-        is_last = self._is_quick and layer >= self._shape.num_layers - UNHIDDEN_LAYERS
-        return self.trains_here or (is_last and job.is_quick)
+        is_hidden = job.is_bounded and layer < self._shape.num_layers - UNHIDDEN_LAYERS
+        return self.trains_all or (self._helps and job.is_quick and not is_hidden)
 
     @property
     def _keys(self) -> Tensor:

@@ -15,6 +15,7 @@ from gpu_worker.policies.base import Family
 from gpu_worker.policies.observed import MAX_WEIGHTS
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
+from gpu_worker.records import IndexDevice
 from gpu_worker.store.layer_writer import STAGE_BYTES
 
 # Below this a prompt's rows are few.
@@ -102,7 +103,7 @@ def prefill_bytes(workload: Workload) -> int:
 
 def _training_bytes(workload: Workload) -> int:
     """The most that training needs, of all policies that are trained on the device."""
-    policies = [workload.default, *(workload.likely_others if workload.trains_indexes else ())]
+    policies = [workload.default, *workload.likely_others]
     return max(
         (
             layer_training_bytes(workload, cast(RecallPolicy, policy))
@@ -118,7 +119,8 @@ def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
     the store does that."""
     plan, shape = workload.plan(policy), workload.shape
     job = policy.prompt_job(plan, plan.num_sink, shape.max_model_len)
-    if job is None or not (workload.trains_indexes or job.is_quick):
+    helps = workload.index_device is IndexDevice.AUTO and job is not None and job.is_quick
+    if job is None or not (helps or workload.index_device is IndexDevice.GPU):
         return 0
     size = (shape.num_kv_heads, shape.max_model_len, shape.head_dim)
     keys = torch.empty(size, dtype=workload.dtype, device="meta")

@@ -40,7 +40,7 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     "cosine", "l2" or "ip"; selection is by inner product with the centroid whatever it is. max_iterations: of K-means.
     names_metric: the policy is called by its metric too, as `clusterkv+l2`, to be served beside one of another.
 
-    The paper makes up to 20 iterations. Half of them find 0.652 of the exact best instead of 0.655 (carrel-nano, 8K and
+    The paper iterates until convergence. 10 iterations find 0.652 of the exact best, 20 find 0.655 (carrel-nano, 8K and
     16K tokens, n/10), in half of the time.
     """
 
@@ -91,12 +91,13 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
         )
 
     def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
-        return IndexJob(begin, end, self._params(self._num_prompt_clusters(plan)))
+        # Iterations are not bounded: 32K tokens of a head take a core of the store 1.2 s, a GPU a fraction of a layer.
+        return IndexJob(begin, end, self._params(self._num_prompt_clusters(plan)), is_quick=True)
 
     def leaving_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
         num_windows = (begin - plan.num_prompt_tokens) // self.window_size
         num_before = self._num_prompt_clusters(plan) + num_windows * self.window_clusters
-        return IndexJob(begin, end, self._params(self.window_clusters), num_before=num_before)
+        return IndexJob(begin, end, self._params(self.window_clusters), is_quick=True, num_before=num_before)
 
     def _num_prompt_clusters(self, plan: Plan) -> int:
         return max(1, (plan.num_prompt_tokens - plan.num_sink) // self.tokens_per_cluster)

@@ -115,9 +115,10 @@ class PQCache(RecallPolicy[PQIndex]):
         # By inner product keys are coded with a norm that takes a look at all of them, and training copies them all.
         if self.metric != "l2":
             return IndexJob(begin, end, params)
+        coarse = replace(params, codebooks_only=True)
         # A given number of iterations is left to the store.
-        is_quick = self.max_iterations == 0
-        return IndexJob(begin, end, params, coarse=replace(params, codebooks_only=True), is_quick=is_quick)
+        is_free = self.max_iterations == 0
+        return IndexJob(begin, end, params, coarse=coarse, is_quick=is_free, is_bounded=is_free)
 
     def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
         return train_pq(keys, cast(PQParams, job.params), seed, self.points_per_centroid)

@@ -13,7 +13,7 @@ from gpu_worker.caches.recall import index_training
 from gpu_worker.policies.pqcache import policy as pqcache
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import GenerationRequest
+from gpu_worker.records import GenerationRequest, IndexDevice
 
 ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
 # The store trains all layers of it, with as many iterations as it makes by default.
@@ -24,7 +24,6 @@ def requests() -> list[GenerationRequest]:
     return [
         request("a", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45),
         request("b", "pqcache", 17, prompt=random_prompt(200, 3), max_tokens=20),
-        request("c", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=30),
         request("d", "full", prompt=random_prompt(33, 1), max_tokens=30),
     ]
 
@@ -68,7 +67,6 @@ def test_codes_of_the_worker_give_the_answers_of_those_of_the_store(
     found = asked(rig)
     assert answers(rig) == expected
     assert found["a"] == found["b"] == [True] * NUM_LAYERS
-    assert not any(found["c"])
 
 
 def test_who_has_not_every_row_gets_codes_from_the_store(quick: None, expected: dict[str, list[int]]) -> None:
@@ -99,9 +97,28 @@ def test_what_no_layer_hides_the_device_trains(
     assert layers == list(range(NUM_LAYERS - 2))
     indexes = [each.engine.caches.recall.indexes.of(free["pqcache"]) for each in (rig, alone)]
     assert torch.equal(indexes[0].codebooks[0, -2:], indexes[1].codebooks[0, -2:])
-    # One whose training is fixed is the store's as a whole.
+    # Where the number of iterations is given, the store trains all of it.
     for fixed in (PQCache(max_iterations=4), PQCache(metric="ip")):
         assert not fixed.prompt_job(fixed.plan(500, 100), 32, 400).is_quick
+
+
+@pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
+def test_a_gpu_trains_clusters_unless_they_are_left_to_the_store(
+    quick: None, hot_cache: HotCacheSize
+) -> None:
+    """K-means of a whole prompt is not bounded in time: the second token would wait for the store's cores."""
+    one = request("one", "clusterkv", 0.2, prompt=random_prompt(130, 4), max_tokens=90)
+    tokens, num_segments = {}, {}
+    for device in IndexDevice:
+        rig = Rig(hot_cache=hot_cache, policies=FIXED, index_device=device)
+        rig.submit(one)
+        while len(rig.records["one"].tokens) < 80:
+            rig.step()
+        tokens[device], num_segments[device] = rig.records["one"].tokens, len(rig.store.segments)
+        rig.drain()
+    assert tokens[IndexDevice.AUTO] == tokens[IndexDevice.GPU]
+    assert num_segments[IndexDevice.AUTO] == num_segments[IndexDevice.GPU] == 0
+    assert num_segments[IndexDevice.CPU] > 0
 
 
 @pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])

@@ -26,7 +26,7 @@ from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import AttentionEvent, Budget, GenerationRequest, SamplingParams
+from gpu_worker.records import AttentionEvent, Budget, GenerationRequest, IndexDevice, SamplingParams
 from gpu_worker.state.sequence import Status
 from gpu_worker.state.slot_pool import physical_slots
 from kv_store.client import Layout, StoreClient
@@ -52,7 +52,7 @@ def running(
     device: str,
     hot_cache: HotCacheSize = WHOLE,
     transport: str = "zero_copy",
-    trains_indexes: bool = False,
+    index_device: IndexDevice = IndexDevice.AUTO,
     max_num_seqs: int = 8,
     slot_bytes: int = 512 << 20,
     window_size: int = 24,
@@ -76,7 +76,7 @@ def running(
             ClusterKV(window_size=window_size, max_iterations=4),
             BitKeys(rest="fitted"),
         ),
-        trains_indexes=trains_indexes,
+        index_device=index_device,
         captures_graphs=captures_graphs,
         reuses_prefixes=reuses_prefixes,
     )
@@ -139,13 +139,26 @@ def cpu_tokens() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("hot_cache", [WHOLE, HotCacheSize(share=0.1), LEAST])
-@pytest.mark.parametrize("transport", ["zero_copy", "shm", "grpc"])
+@pytest.mark.parametrize(
+    ("transport", "index_device", "other"),
+    [
+        # The device clusters by itself, and so otherwise.
+        ("zero_copy", IndexDevice.AUTO, "clusterkv"),
+        ("zero_copy", IndexDevice.CPU, ""),
+        ("shm", IndexDevice.CPU, ""),
+        # The oracle's index is on the device only.
+        ("grpc", IndexDevice.CPU, "oracle"),
+    ],
+)
 def test_the_gpu_gives_the_cpus_tokens(
-    hot_cache: HotCacheSize, transport: str, cpu_tokens: dict[str, list[int]]
+    hot_cache: HotCacheSize,
+    transport: str,
+    index_device: IndexDevice,
+    other: str,
+    cpu_tokens: dict[str, list[int]],
 ) -> None:
-    # The oracle's index is on the device only.
-    asked = [one for one in every_policy() if transport != "grpc" or one.policy != "oracle"]
-    with running("cuda", hot_cache, transport) as engine:
+    asked = [one for one in every_policy() if one.policy != other]
+    with running("cuda", hot_cache, transport, index_device) as engine:
         assert answers(engine, asked) == {one.request_id: cpu_tokens[one.request_id] for one in asked}
         if hot_cache == LEAST:
             stats = engine.stats()
@@ -156,7 +169,7 @@ def test_nothing_is_captured_where_steps_are_to_be_eager(
     cpu_tokens: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock(side_effect=AssertionError("captured")))
-    with running("cuda", captures_graphs=False) as engine:
+    with running("cuda", index_device=IndexDevice.CPU, captures_graphs=False) as engine:
         assert answers(engine, every_policy()) == cpu_tokens
 
 
@@ -231,7 +244,8 @@ def differ(page_of: dict[str, tuple[int, ...]]) -> set[str]:
         return set()
     with running("cpu", max_num_seqs=len(asked), slot_bytes=1 << 30) as engine:
         expected = answers(engine, asked)
-    with running("cuda", max_num_seqs=len(asked), slot_bytes=1 << 30) as engine:
+    store = IndexDevice.CPU
+    with running("cuda", index_device=store, max_num_seqs=len(asked), slot_bytes=1 << 30) as engine:
         found = answers(engine, asked)
     return {name for name in page_of if found[name] != expected[name]}
 
@@ -239,10 +253,10 @@ def differ(page_of: dict[str, tuple[int, ...]]) -> set[str]:
 @pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
 def test_indexes_trained_on_the_device_answer_alone_as_in_a_batch(hot_cache: HotCacheSize) -> None:
     alone = {}
-    with running("cuda", hot_cache, trains_indexes=True) as engine:
+    with running("cuda", hot_cache, index_device=IndexDevice.GPU) as engine:
         for one in every_policy():
             alone.update(answers(engine, [one]))
-    with running("cuda", hot_cache, trains_indexes=True) as engine:
+    with running("cuda", hot_cache, index_device=IndexDevice.GPU) as engine:
         assert answers(engine, every_policy()) == alone
 
 
@@ -356,13 +370,15 @@ def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["full", "snapkv", "pqcache"])
-@pytest.mark.parametrize("trains_indexes", [False, True])
-def test_what_is_known_of_a_prompt_is_read_while_it_is_computed(policy: str, trains_indexes: bool) -> None:
+@pytest.mark.parametrize("index_device", IndexDevice)
+def test_what_is_known_of_a_prompt_is_read_while_it_is_computed(
+    policy: str, index_device: IndexDevice
+) -> None:
     page, *ends = prompts([3000, 100, 300, 600])
     first, *others = (request(f"{n}", policy, page + end) for n, end in enumerate(ends))
-    with running("cuda", trains_indexes=trains_indexes) as engine:
+    with running("cuda", index_device=index_device) as engine:
         expected = answers(engine, [first, *others])
-    with running("cuda", trains_indexes=trains_indexes, reuses_prefixes=True) as engine:
+    with running("cuda", index_device=index_device, reuses_prefixes=True) as engine:
         assert answers(engine, [first])["0"] == expected["0"]
         records = {one.request_id: Record() for one in others}
         for one in others:

@@ -21,7 +21,7 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import Budget
+from gpu_worker.records import Budget, IndexDevice
 
 GIB = 1 << 30
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -56,7 +56,7 @@ def llama(max_num_seqs: int = 4, max_model_len: int = 131072, **changes: object)
         Budget(tokens=2048),
         2048,
         0,
-        False,
+        IndexDevice.CPU,
     )
     return replace(workload, **changes)
 
@@ -95,7 +95,7 @@ def test_slots_get_what_the_rest_leaves() -> None:
     assert more.slots + more.indexes < plan.slots + plan.indexes
     assert MemoryPlan.of(llama(max_model_len=32768), 60 * GIB).slots > plan.slots
     clusters = llama(default_policy="clusterkv")
-    trained_here = MemoryPlan.of(replace(clusters, trains_indexes=True), 60 * GIB)
+    trained_here = MemoryPlan.of(replace(clusters, index_device=IndexDevice.AUTO), 60 * GIB)
     assert trained_here.prefill > MemoryPlan.of(clusters, 60 * GIB).prefill
     assert MemoryPlan.of(llama(), 60 * GIB, slot_bytes=3 * GIB).slots == 3 * GIB
 

@@ -22,7 +22,7 @@ from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.pqcache.pq_score import reference as pq_reference
 from gpu_worker.policies.recall import RecallPolicy, TrainedSegment
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import Budget
+from gpu_worker.records import Budget, IndexDevice
 from kv_store.client import PQParams
 
 CPU = torch.device("cpu")
@@ -44,13 +44,13 @@ def workload(
     dtype: torch.dtype = torch.bfloat16,
     length: int = LENGTH,
     default: str = "full",
-    trains_indexes: bool = True,
+    index_device: IndexDevice = IndexDevice.GPU,
     heads: int = HEADS,
     head_dim: int = HEAD_DIM,
 ) -> Workload:
     shape = CacheShape(2, 1, heads, 2, head_dim, length, 0.2, CPU, dtype)
     config = replace(make_model().config, head_dim=head_dim, num_kv_heads=heads)
-    return Workload(config, shape, dtype, registry(), default, Budget(share=0.1), 64, 0, trains_indexes)
+    return Workload(config, shape, dtype, registry(), default, Budget(share=0.1), 64, 0, index_device)
 
 
 def recall(name: str) -> RecallPolicy:
@@ -125,8 +125,8 @@ def test_only_who_copies_keys_gets_room_for_copies() -> None:
 
 
 def test_a_prompt_gets_what_the_policies_ask_for_that_train_here() -> None:
-    def extra(default: str, trains_indexes: bool) -> int:
-        one = workload(length=131072, heads=8, head_dim=128, default=default, trains_indexes=trains_indexes)
+    def extra(default: str, index_device: IndexDevice) -> int:
+        one = workload(length=131072, heads=8, head_dim=128, default=default, index_device=index_device)
         return prefill_bytes(one) - prefill_bytes(
             replace(one, policies={"full": registry()["full"]}, default_policy="full")
         )
@@ -135,12 +135,11 @@ def test_a_prompt_gets_what_the_policies_ask_for_that_train_here() -> None:
     need = {name: layer_training_bytes(of, recall(name)) for name in ("pqcache", "pqcache+ip", "clusterkv")}
     # An ablation is made room for when it is the default; ClusterKV's need is the greatest of the others.
     for default in ("full", "clusterkv", "clusterkv+ip", "pqcache"):
-        assert extra(default, trains_indexes=True) == need["clusterkv"]
-    assert extra("pqcache+ip", trains_indexes=True) == need["pqcache+ip"]
-    # Beside the store a GPU trains the last layers of PQCache by L2 only.
-    assert extra("pqcache", trains_indexes=False) == need["pqcache"]
-    for default in ("full", "clusterkv", "pqcache+ip"):
-        assert extra(default, trains_indexes=False) == 0
+        assert extra(default, IndexDevice.GPU) == extra(default, IndexDevice.AUTO) == need["clusterkv"]
+        assert extra(default, IndexDevice.CPU) == 0
+    # PQ by inner product is the store's, unless all are trained here.
+    assert extra("pqcache+ip", IndexDevice.GPU) == need["pqcache+ip"]
+    assert extra("pqcache+ip", IndexDevice.AUTO) == need["clusterkv"]
 
 
 def test_who_trains_nothing_needs_nothing() -> None:
