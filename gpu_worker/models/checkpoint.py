@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
@@ -14,12 +15,19 @@ from gpu_worker.models.config_fields import ConfigFields
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
+# The same weights in another format, which some repositories have beside the files.
+_COPIES = "consolidated*"
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _MAX_SHOWN = 5
 
+logger = logging.getLogger(__name__)
+
 
 class Checkpoint:
-    """Tensor names and the file that holds each. Opening reads headers only; all failures are ModelError."""
+    """Tensor names and the file that holds each. Opening reads headers only; all failures are ModelError.
+
+    A tensor that the index does not list is read from the shard that holds it. Files that are not read are logged.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -28,13 +36,17 @@ class Checkpoint:
         for path in dict.fromkeys(promised.values() if promised else [_single_file(directory)]):
             with _open(path) as file:
                 held = set(file.keys())
-            wanted = [name for name, shard in promised.items() if shard == path] if promised else sorted(held)
-            absent = [name for name in wanted if name not in held]
+            listed = [name for name, shard in promised.items() if shard == path]
+            wanted = listed + sorted(held - promised.keys())
+            absent = [name for name in listed if name not in held]
             if absent:
                 raise ModelError(
                     f"{path} lacks {_shown(absent)}, which {_INDEX} says it holds; download it again"
                 )
+            if twice := sorted(self.names() & set(wanted)):
+                raise ModelError(f"{path}: {_shown(twice)} is in two files, and {_INDEX} does not say which to read")
             self._files[path] = wanted
+        _log_unused(directory, self._files.keys())
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignorable: frozenset[str]) -> None:
         """ModelError unless the tensors are these, with these shapes and a plain float type."""
@@ -121,6 +133,17 @@ def _single_file(directory: Path) -> Path:
             "convert them with transformers' save_pretrained, which writes safetensors"
         )
     raise ModelError(f"{directory} has no .safetensors file; download the weights or use --load-format dummy")
+
+
+def _log_unused(directory: Path, used: Set[Path]) -> None:
+    copies = set(directory.glob(_COPIES))
+    unused = sorted(path.name for path in set(directory.glob("*.safetensors")) - used - copies)
+    if unused:
+        logger.warning(
+            "%s is not used: the weights are those of %s. An adapter must be merged into them first",
+            _shown(unused),
+            _shown(sorted(path.name for path in used)),
+        )
 
 
 def _open(path: Path) -> safe_open:

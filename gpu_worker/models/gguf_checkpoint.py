@@ -45,9 +45,11 @@ class GGUFCheckpoint:
     def __init__(self, head: GGUFHead, config: ModelConfig) -> None:
         self._head = head
         self._library = _library()
-        self._places = {
-            checkpoint_name(name): place for name, place in head.tensors.items() if name != FREQUENCIES
-        }
+        self._places: dict[str, TensorPlace] = {}
+        for place in (place for name, place in head.tensors.items() if name != FREQUENCIES):
+            if other := self._places.get(name := checkpoint_name(place.name)):
+                raise ModelError(f"{head.path}: {other.name} and {place.name} are both {name}; take another file")
+            self._places[name] = place
         heads = {"q": config.num_heads, "k": config.num_kv_heads}
         self._interleaved_heads = {
             f"model.layers.{layer}.self_attn.{which}_proj.{kind}": num_heads
@@ -129,11 +131,11 @@ class GGUFCheckpoint:
 
 def checkpoint_name(name: str) -> str:
     """The checkpoint's name of a GGUF tensor; its own where it is none of ours."""
-    if not name.startswith("blk."):
-        return _NAMES.get(name, name)
-    _, layer, rest = name.split(".", 2)
+    block, _, rest = name.removeprefix("blk.").partition(".")
     stem, _, kind = rest.rpartition(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[stem]}.{kind}" if stem in _LAYER_NAMES else name
+    if name.startswith("blk.") and stem in _LAYER_NAMES:
+        return f"model.layers.{block}.{_LAYER_NAMES[stem]}.{kind}"
+    return _NAMES.get(name, name)
 
 
 def half_by_half(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
 from gpu_worker.models.gguf_config import gguf_fields
-from gpu_worker.models.weights import is_ignorable, weight_slices
+from gpu_worker.models.weights import EMBEDDING, HEAD, is_ignorable, weight_slices
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # nested folders hold other formats of the same weights, as does consolidated.safetensors
@@ -33,6 +34,8 @@ Progress = Callable[[int, int], None]
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _DUMMY_SEED = 0
 _DUMMY_STD = 0.02
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ def load_model(
     download_dir: str | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model's weights onto `device`; at most one checkpoint tensor is held beside them.
+    """Load a model's weights onto `device`; at most one checkpoint tensor is held beside them, and an embedding and a
+    head that are compared.
 
     `dtype` None means the one config.json names, or float32; of a GGUF file that of its matrices, or bfloat16 where
     they are quantised. `load_format` "dummy" needs no more than config.json and makes seeded random weights on the
@@ -69,7 +73,10 @@ def load_model(
         path_or_id, revision=revision, download_dir=download_dir, with_weights=not is_dummy
     )
     config = read_config(source)
-    checkpoint = None if is_dummy else _checked_checkpoint(source, config)
+    checkpoint = None
+    if not is_dummy:
+        checkpoint = GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
+        config = _settle_head(checkpoint, config)
     decoder = _allocate(config, torch.device(device), dtype or _checkpoint_dtype(config))
     if checkpoint is None:
         _fill_random(decoder, progress)
@@ -112,11 +119,26 @@ def _gguf_config(head: GGUFHead) -> ModelConfig:
     return replace(config, rope=replace(config.rope, frequency_factors=factors))
 
 
-def _checked_checkpoint(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
-    checkpoint = GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
+def _settle_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> ModelConfig:
+    """Check the tensors, and untie a head of the checkpoint's own, as transformers does whatever the config says."""
+    if not config.tie_word_embeddings or HEAD not in checkpoint.names():
+        _check(checkpoint, config)
+        return config
+    untied = replace(config, tie_word_embeddings=False)
+    _check(checkpoint, untied)
+    both = dict(checkpoint.tensors(frozenset({EMBEDDING, HEAD})))
+    if torch.equal(both[EMBEDDING], both[HEAD]):
+        return config
+    logger.warning(
+        "config.json ties the output head to the embedding, but the weights have an lm_head.weight that differs: it is "
+        "used. Set tie_word_embeddings to false to silence this"
+    )
+    return untied
+
+
+def _check(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> None:
     ignorable = frozenset(name for name in checkpoint.names() if is_ignorable(name, config))
     checkpoint.check({name: part.shape for name, part in weight_slices(config).items()}, ignorable)
-    return checkpoint
 
 
 def _checkpoint_dtype(config: ModelConfig) -> torch.dtype:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from gpu_worker.models.config import ModelConfig
 
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSlice:
     """Rows `start_row` onwards of the decoder weight `parameter`; `shape` is the checkpoint tensor's."""
@@ -19,11 +22,11 @@ class WeightSlice:
 def weight_slices(config: ModelConfig) -> dict[str, WeightSlice]:
     """Every tensor that a checkpoint of this model must have, by its name there."""
     slices = {
-        "model.embed_tokens.weight": WeightSlice("embed_weight", 0, (config.vocab_size, config.hidden_size)),
+        EMBEDDING: WeightSlice("embed_weight", 0, (config.vocab_size, config.hidden_size)),
         "model.norm.weight": WeightSlice("final_norm", 0, (config.hidden_size,)),
     }
     if not config.tie_word_embeddings:
-        slices["lm_head.weight"] = WeightSlice("head_weight", 0, (config.vocab_size, config.hidden_size))
+        slices[HEAD] = WeightSlice("head_weight", 0, (config.vocab_size, config.hidden_size))
     for layer in range(config.num_layers):
         for name, part in _layer_slices(config).items():
             target = WeightSlice(f"layers.{layer}.{part.parameter}", part.start_row, part.shape)
@@ -32,8 +35,11 @@ def weight_slices(config: ModelConfig) -> dict[str, WeightSlice]:
 
 
 def is_ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that some checkpoints carry and nothing needs: RoPE frequencies, the copy of a tied head."""
-    return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+    """Return whether nothing needs this tensor: RoPE frequencies, which follow from the configuration, and a tied head.
+
+    The loader unties a head that differs from the embedding.
+    """
+    return name.endswith(".rotary_emb.inv_freq") or (config.tie_word_embeddings and name == HEAD)
 
 
 def _layer_slices(config: ModelConfig) -> dict[str, WeightSlice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -13,9 +14,15 @@ from transformers import PreTrainedModel
 TURNED_BY_NEIGHBOURS = ("llama", "mistral")
 
 
-def write_gguf(model: PreTrainedModel, path: Path, kind: Kind = Kind.F32, **changes: object) -> Path:
-    """A file of `model` with matrices of `kind`, to whose values the model's own are rounded. changes: metadata by
-    key, `__` for a dot; None leaves a key out."""
+def write_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    kind: Kind = Kind.F32,
+    extra: Mapping[str, torch.Tensor] | None = None,
+    **changes: object,
+) -> Path:
+    """A file of `model` with matrices of `kind`, to whose values the model's own are rounded. extra: tensors that no
+    model has. changes: metadata by key, `__` for a dot; None leaves a key out."""
     config = model.config
     arch = changes.pop("arch", config.model_type)
     # the names are the same for all, and Qwen3 has the most
@@ -44,6 +51,8 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: Kind = Kind.F32, **chan
                 heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
                 data = data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
             writer.add_tensor(names.get_name(name, (".weight", ".bias")), data, raw_dtype=stored)
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
