@@ -88,6 +88,8 @@ def assemble(
     decoder, config = model.decoder, model.config
     device, dtype = decoder.device, decoder.dtype
     shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
+    # Before the pool takes the memory.
+    root = model_root(model)
     block_bytes = BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize
     num_blocks = options.slot_bytes // block_bytes
     if num_blocks < config.num_layers * config.num_kv_heads:
@@ -98,7 +100,6 @@ def assemble(
     pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
     max_slots = options.max_model_len + BLOCK_SIZE
     tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
-    root = model_root(model)
     offloader = Offloader(
         client,
         config.num_layers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpu_worker.models.config import ModelConfig, RopeConfig
 from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.digest import weights_digest
 from gpu_worker.models.loader import LoadedModel, load_model
 from gpu_worker.models.ungrouped import ungrouped
 
@@ -14,4 +15,5 @@ __all__ = [
     "RopeConfig",
     "load_model",
     "ungrouped",
+    "weights_digest",
 ]

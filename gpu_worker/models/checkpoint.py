@@ -44,7 +44,9 @@ class Checkpoint:
                     f"{path} lacks {_shown(absent)}, which {_INDEX} says it holds; download it again"
                 )
             if twice := sorted(self.names() & set(wanted)):
-                raise ModelError(f"{path}: {_shown(twice)} is in two files, and {_INDEX} does not say which to read")
+                raise ModelError(
+                    f"{path}: {_shown(twice)} is in two files, and {_INDEX} does not say which to read"
+                )
             self._files[path] = wanted
         _log_unused(directory, self._files.keys())
 

@@ -48,7 +48,9 @@ class GGUFCheckpoint:
         self._places: dict[str, TensorPlace] = {}
         for place in (place for name, place in head.tensors.items() if name != FREQUENCIES):
             if other := self._places.get(name := checkpoint_name(place.name)):
-                raise ModelError(f"{head.path}: {other.name} and {place.name} are both {name}; take another file")
+                raise ModelError(
+                    f"{head.path}: {other.name} and {place.name} are both {name}; take another file"
+                )
             self._places[name] = place
         heads = {"q": config.num_heads, "k": config.num_kv_heads}
         self._interleaved_heads = {

@@ -41,7 +41,9 @@ def write(directory: Path, tensors: dict[str, Tensor], num_files: int) -> None:
         files = ["model.safetensors"]
     else:
         weight_map = {name: files[i % num_files] for i, name in enumerate(names)}
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        (directory / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weight_map})
+        )
     for i, file in enumerate(files):
         save_file({name: tensors[name] for name in names[i::num_files]}, directory / file, {"format": "pt"})
 
@@ -92,7 +94,9 @@ def test_a_tied_head_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_own", [True, False])
 def test_the_head_of_a_gguf_file_is_used_where_it_has_one(is_own: bool, tmp_path: Path) -> None:
-    rival = make_model(type(config := CONFIGS["qwen3"]())(**config.to_dict() | {"tie_word_embeddings": False}))
+    rival = make_model(
+        type(config := CONFIGS["qwen3"]())(**config.to_dict() | {"tie_word_embeddings": False})
+    )
     if not is_own:
         rival.lm_head.weight.data.copy_(rival.model.embed_tokens.weight)
     loaded = load(write_gguf(rival, tmp_path / "m.gguf"))

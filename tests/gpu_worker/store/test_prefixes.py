@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 from engine_rig import Rig, every_small_policy, make_model, random_prompt, request, tokens_alone
 from offload_rig import make_sequence
 
-from gpu_worker.models import load_model
 from gpu_worker.policies.base import Family
 from gpu_worker.records import GenerationRequest, ProgressEvent
 from gpu_worker.state.sequence import Status
 from gpu_worker.store.prefixes import PrefixChain, model_root
 
-NANO = Path(__file__).resolve().parents[3] / "models" / "carrel-nano"
 RECALL = sorted(name for name, policy in every_small_policy().items() if policy.family is Family.RECALL)
 # Their scores need the queries of the whole prompt.
 READS_ALL_QUERIES = {"infinigen", "infllm", "infllm+sparse", "infllm+sparse+clamp"}
@@ -139,31 +135,27 @@ def test_a_chain_names_all_that_came_before() -> None:
     assert named((258, *prompt[1:])) != named((2, 1, *prompt[2:]))
 
 
-def test_a_model_is_known_by_its_files_and_its_type(tmp_path: Path) -> None:
-    nano = load_model(str(NANO), device="cpu", dtype=torch.float32)
-    assert model_root(nano) == model_root(load_model(str(NANO), device="cpu", dtype=torch.float32))
-    assert model_root(nano) != model_root(load_model(str(NANO), device="cpu", dtype=torch.bfloat16))
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    one = model_root(replace(nano, source=str(tmp_path)))
-    (tmp_path / "model.safetensors").write_bytes(b"12")
-    assert model_root(replace(nano, source=str(tmp_path))) != one
-    assert model_root(make_model()) != model_root(nano)
-
-
-def test_a_model_of_the_hub_is_known_by_its_content_wherever_its_cache_lies(tmp_path: Path) -> None:
-    model, roots = make_model(), []
-    for host, blob in (("a", "0a" * 32), ("b", "0a" * 32), ("c", "0b" * 32)):
-        snapshot, blobs = tmp_path / host / "snapshots" / "1", tmp_path / host / "blobs"
-        snapshot.mkdir(parents=True)
-        blobs.mkdir()
-        (blobs / blob).write_text("1")
-        (snapshot / "model.safetensors").symlink_to(blobs / blob)
-        roots.append(model_root(replace(model, source=str(snapshot))))
-    assert roots[0] == roots[1]
-    assert roots[0] != roots[2]
-    # A file that is no blob of a cache is known by its place and time only.
-    (tmp_path / "a/snapshots/1/other.safetensors").write_text("1")
-    assert model_root(replace(model, source=str(tmp_path / "a/snapshots/1"))) != roots[0]
+def test_a_model_is_known_by_what_computes_rows() -> None:
+    model = make_model()
+    config = model.config
+    same = [
+        make_model(),
+        replace(model, source="elsewhere"),
+        replace(model, config=replace(config, eos_token_ids=(3,), checkpoint_dtype="bfloat16")),
+    ]
+    assert {model_root(each) for each in same} == {model_root(model)}
+    others = [
+        make_model(seed=1),
+        make_model(group=2),
+        replace(model, config=replace(config, rms_norm_eps=1e-6)),
+        replace(model, config=replace(config, rope=replace(config.rope, theta=5e5))),
+        replace(model, config=replace(config, rope=replace(config.rope, rope_type="linear", factor=2.0))),
+        replace(model, config=replace(config, rope=replace(config.rope, frequency_factors=(2.0,) * 8))),
+    ]
+    assert len({model_root(each) for each in (model, *others)}) == 1 + len(others)
+    with torch.inference_mode():
+        model.decoder.final_norm[-1] += 1
+    assert model_root(model) != model_root(make_model())
 
 
 @pytest.mark.parametrize("policy", RECALL)
