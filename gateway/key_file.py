@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -54,39 +53,49 @@ class KeyFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
-        self._entries = read_keys(path)
-        self._stamp = self._seen()
+        self._content = _content(path)
+        self._entries = _parsed(path, self._content)
+        self._failure = ""
         self._looked_at = clock()
 
     def entries(self) -> tuple[KeyEntry, ...]:
         """Looks at the file once a second at most; the same tuple while nothing has changed."""
         if self._clock() - self._looked_at >= RELOAD_SECONDS:
             self._looked_at = self._clock()
-            if (stamp := self._seen()) != self._stamp:
-                self._stamp = stamp
-                try:
-                    self._entries = read_keys(self._path)
-                except ConfigError as error:
+            try:
+                self._renew()
+            except ConfigError as error:
+                if str(error) != self._failure:
                     log.error("the API keys stay as they were: %s", error)
-                else:
-                    log.warning("%d API keys were read again", len(self._entries))
+                self._failure = str(error)
         return self._entries
 
-    def _seen(self) -> tuple[int, ...]:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return ()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+    def _renew(self) -> None:
+        # Sizes and times may stay when a key is taken out.
+        content = _content(self._path)
+        if content == self._content and not self._failure:
+            return
+        self._entries = _parsed(self._path, content)
+        self._content, self._failure = content, ""
+        log.warning("%d API keys were read again", len(self._entries))
 
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     """A YAML list of `name`, `key`, and as they are wanted `weight` and the fields of KeyLimits, with dashes. Raises
     ConfigError, which never has a key."""
+    return _parsed(path, _content(path))
+
+
+def _content(path: Path) -> bytes:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as exc:
         raise ConfigError(f"--api-keys-file {path} cannot be read: {exc.strerror}") from exc
+
+
+def _parsed(path: Path, content: bytes) -> tuple[KeyEntry, ...]:
+    try:
+        found = yaml.safe_load(content.decode())
     except (UnicodeDecodeError, yaml.YAMLError):
         # the error would show a line of the file
         raise ConfigError(f"--api-keys-file {path} is no YAML") from None
