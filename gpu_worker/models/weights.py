@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gpu_worker.models.config import ModelConfig
 
-
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 

@@ -83,7 +83,7 @@ def model_root(model: LoadedModel) -> bytes:
     """A name of what computes rows: the weights as they are on the device, the configuration, and the kind of device.
 
     Equal weights have equal names on every host and in every folder. Call it while there is memory: on a GPU it takes
-    some 48 MiB.
+    some 32 MiB.
     """
     # Where an answer ends, and which type was proposed, changes no row.
     config = replace(model.config, eos_token_ids=(), checkpoint_dtype=None)

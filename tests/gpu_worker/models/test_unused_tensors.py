@@ -179,9 +179,15 @@ def test_weight_files_that_are_not_read_are_named(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING):
         load(tmp_path)
     assert not caplog.messages
-    save_file({"base_model.x.lora_A.weight": torch.ones(4)}, tmp_path / "adapter_model.safetensors")
+    save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "extra.safetensors")
     with caplog.at_level(logging.WARNING):
         load(tmp_path)
     (message,) = caplog.messages
-    assert "adapter_model.safetensors" in message
-    assert "not used" in message
+    assert message == "extra.safetensors is not used: the weights are those of model.safetensors"
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    save_model(CONFIGS["llama2-group1"](), tmp_path)
+    save_file({"base_model.x.lora_A.weight": torch.ones(4)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors.*merge_and_unload"):
+        load(tmp_path)

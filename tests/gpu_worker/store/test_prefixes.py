@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+
 import pytest
 import torch
 from engine_rig import Rig, every_small_policy, make_model, random_prompt, request, tokens_alone
