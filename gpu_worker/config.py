@@ -18,7 +18,6 @@ from gpu_worker.records import HotCacheSize
 from gpu_worker.selection import SelectionOptions
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 LEAST_HANG_TIMEOUT_S = 2.0
 # In --warmup-policies, every one that is allowed.
 ALL = "all"
@@ -273,8 +272,3 @@ def find_dtype(asked: str, device: str) -> str | None:
     if asked != "auto":
         return asked
     return "float32" if device == "cpu" else None
-
-
-def row_type(dtype: str) -> str:
-    """Element type of the arena's rows for a compute dtype: `fp32`, `bf16` or `fp16`."""
-    return ROW_TYPES[dtype]

@@ -60,7 +60,7 @@ class RowReader:
                     raise FailedPrecondition(f"worker {worker_id!r} has attached again: what it held is lost")
                 addresses = self._resolve(worker_id, items)
                 geometry = state.geometry
-                row_bytes = geometry.layout.row_bytes
+                row_bytes = geometry.layout.row_format.row_bytes
                 num_rows = addresses.slabs.size
                 offset = worker.response_slabs.start * state.slab_bytes
                 room = len(worker.response_slabs) * state.slab_bytes // row_bytes
@@ -92,7 +92,7 @@ class RowReader:
             state.counters.gathered_rows += addresses.slabs.size
         try:
             rows = geometry.row_items(state.arena.data)
-            step, seconds = max(1, CHUNK_BYTES // geometry.layout.row_bytes), 0.0
+            step, seconds = max(1, CHUNK_BYTES // geometry.layout.row_format.row_bytes), 0.0
             for begin in range(0, addresses.slabs.size, step):
                 part = addresses.part(slice(begin, begin + step))
                 begun = time.perf_counter()

@@ -121,7 +121,7 @@ class Selector:
         rows, skip = geometry.rows(self._state.arena.data), begin & geometry.token_mask
         codes = [
             index.kind.extend_head(
-                ArenaKeys(rows, geometry.layout, slabs, head, skip, end - begin),
+                ArenaKeys(rows, geometry.layout.row_format, slabs, head, skip, end - begin),
                 tuple(array[head] for array in arrays),
             )
             for head in range(geometry.layout.num_kv_heads)
@@ -142,7 +142,7 @@ class Selector:
 
 
 def _queries(item: TopKItem, layout: Layout) -> npt.NDArray[np.float32]:
-    heads, width = layout.num_kv_heads, layout.head_dim
+    heads, width = layout.num_kv_heads, layout.row_format.head_dim
     group, rest = divmod(len(item.queries), heads * width * 4)
     if rest or not 1 <= group <= _MAX_GROUP:
         raise InvalidArgument(

@@ -62,7 +62,7 @@ class Store:
             geometry = state.adopt_layout(layout)
             if self._tier is not None:
                 self._tier.adopt()
-            response_bytes = max_gather_rows * layout.row_bytes
+            response_bytes = max_gather_rows * layout.row_format.row_bytes
             slabs = state.allocate_segment(response_bytes, f"{max_gather_rows} rows of response")
             state.workers.add(worker_id, slabs)
             return Attachment(geometry.tokens_per_slab, slabs.start * state.slab_bytes, response_bytes)

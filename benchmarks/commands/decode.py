@@ -32,6 +32,7 @@ from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.traces import RecordedTrace
+from gpu_worker.row_format import row_format
 
 # activations, logits and the allocator's rounding
 DENSE_SPARE_BYTES = 1 << 30
@@ -93,10 +94,9 @@ def run(options: argparse.Namespace) -> int:
         for workload in workloads_of(options)
         for case in _cases(options, workload, (policy for policy in options.policies))
     ]
-    element_bytes = default_dtype(device).itemsize
+    dtype = default_dtype(device)
     plan = {
-        name: cases_of(DECODE.rivals[name], asked, shape, element_bytes)
-        for name in choose(DECODE, options.rivals)
+        name: cases_of(DECODE.rivals[name], asked, shape, dtype) for name in choose(DECODE, options.rivals)
     }
     total = options.rounds * sum(len(cases) for cases in plan.values())
     keep = keeper(options, str(device), shape, rows_of)
@@ -129,7 +129,7 @@ def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[s
 
 
 def cases_of(
-    spec: RivalSpec, asked: Sequence[DecodeCase], shape: ModelShape, element_bytes: int
+    spec: RivalSpec, asked: Sequence[DecodeCase], shape: ModelShape, dtype: torch.dtype
 ) -> list[DecodeCase]:
     """The cases of one rival: what was asked, or its dense counterpart, once each, in a batch that fits the limit."""
     cases = list(asked)
@@ -137,7 +137,7 @@ def cases_of(
         cases = [
             replace(case, policy="full", budget_tokens=None, hit_rate=None, trace=None) for case in cases
         ]
-        cases = [replace(case, batch=_fitting(case, shape, element_bytes)) for case in cases]
+        cases = [replace(case, batch=_fitting(case, shape, dtype)) for case in cases]
     if spec.max_batch is not None:
         cases = [case for case in cases if case.batch <= spec.max_batch]
     if spec.max_repeats is not None:
@@ -145,12 +145,13 @@ def cases_of(
     return list(dict.fromkeys(cases))
 
 
-def _fitting(case: DecodeCase, shape: ModelShape, element_bytes: int) -> int:
+def _fitting(case: DecodeCase, shape: ModelShape, dtype: torch.dtype) -> int:
     """The largest batch up to the case's whose dense cache fits the limit beside the weights, at least 1."""
     if case.gpu_memory_limit is None:
         return case.batch
-    room = case.gpu_memory_limit - shape.num_weights * element_bytes - DENSE_SPARE_BYTES
-    return max(1, min(case.batch, room // shape.kv_bytes(case.context, element_bytes)))
+    room = case.gpu_memory_limit - shape.num_weights * dtype.itemsize - DENSE_SPARE_BYTES
+    row_bytes = row_format(shape.head_dim, dtype).row_bytes
+    return max(1, min(case.batch, room // shape.kv_bytes(case.context, row_bytes)))
 
 
 def render(content: dict[str, Any]) -> str:

@@ -16,8 +16,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.hitrate.cached_request import CachedRequest
 from benchmarks.hitrate.recorded_policies import RECORDED, Kept
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.config import row_type
-from gpu_worker.engine.assemble import EngineOptions, assemble
+from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.errors import ModelError
@@ -27,7 +26,7 @@ from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, ErrorEvent, Event, GenerationRequest, IndexDevice, SamplingParams
 from gpu_worker.state.batch import Buckets
-from kv_store.client import Layout, StoreClient
+from kv_store.client import StoreClient
 from kv_store.local import LocalStore
 
 # nothing goes to the store: every token has a slot, and indexes are trained on the device
@@ -121,9 +120,8 @@ class Recorder:
         return torch.stack(steps)
 
     def _engine(self, capacity: int, policy: RecallPolicy[Any]) -> Engine:
-        config, dtype = self.model.config, self.model.decoder.dtype
-        heads = config.num_layers * config.num_kv_heads
-        slots = heads * (capacity + BLOCK_SIZE) * 2 * config.head_dim * dtype.itemsize
+        layout = arena_layout(self.model)
+        slots = self.model.config.num_layers * layout.token_bytes * (capacity + BLOCK_SIZE)
         options = EngineOptions(
             max_model_len=capacity,
             slot_bytes=slots,
@@ -131,12 +129,6 @@ class Recorder:
             hot_cache=HotCacheSize(tokens=capacity),
             policies=registry(policy),
             index_device=IndexDevice.GPU,
-        )
-        layout = Layout(
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            row_type(str(dtype).removeprefix("torch.")),
         )
         client = StoreClient.connect(self._store.target, layout, worker_id="hitrate")
         return assemble(self.model, client, options, self._make_prefill)

@@ -22,7 +22,7 @@ def filled_blocks(
     num_blocks = size[0] * size[1] * size[2]
     return (
         setting.normal(batch, shape.num_heads, shape.head_dim),
-        setting.normal(num_blocks * BLOCK_SIZE, shape.row_elements),
+        setting.normal(num_blocks * BLOCK_SIZE, setting.row_format.row_elements),
         torch.randperm(num_blocks, device=device).view(size),
         torch.arange(batch, device=device),
         torch.full(size[:2], length, device=device),
@@ -52,5 +52,5 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
                 lambda: attend(*wanted), rival, lambda: relative_error(attend(*wanted), reference(*wanted))
             )
 
-        num_bytes = rows * length * shape.row_elements * setting.dtype.itemsize
+        num_bytes = rows * length * setting.row_format.row_bytes
         yield KernelCase("attend_blocks", f"{rows} x {length}", num_bytes, make, "SDPA, contiguous")

@@ -23,7 +23,9 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
     for workload in setting.workloads:
         batch, attended = workload.batch, min(setting.budget_tokens, workload.context)
         num_fixed, rows = min(FIXED_SLOTS, attended // 2), batch * shape.num_kv_heads
-        pool = cache(lambda size=(rows * attended * SPREAD, shape.row_elements): setting.normal(*size))
+        pool = cache(
+            lambda size=(rows * attended * SPREAD, setting.row_format.row_elements): setting.normal(*size)
+        )
 
         def make(pool=pool, batch=batch, attended=attended, num_fixed=num_fixed) -> Operands:  # type: ignore[no-untyped-def]
             query = setting.normal(batch, shape.num_heads, shape.head_dim)
@@ -43,5 +45,5 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
                 lambda: attend(*wanted), rival, lambda: relative_error(attend(*wanted), reference(*wanted))
             )
 
-        num_bytes = rows * attended * shape.row_elements * setting.dtype.itemsize
+        num_bytes = rows * attended * setting.row_format.row_bytes
         yield KernelCase("attend_slots", f"{rows} x {attended}", num_bytes, make, "SDPA, rows in order")

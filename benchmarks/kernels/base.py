@@ -14,6 +14,8 @@ from benchmarks.commands.options import Workload
 from benchmarks.figures import Spread
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import COLD_BYTES, in_turn, time_call
+from gpu_worker.row_format import row_format
+from kv_store.client import RowFormat
 
 MAX_COPIES = 64
 
@@ -27,6 +29,10 @@ class Setting:
     budget_tokens: int
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def row_format(self) -> RowFormat:
+        return row_format(self.shape.head_dim, self.dtype)
 
     def empty(self, *size: int) -> Tensor:
         return torch.empty(size, device=self.device, dtype=self.dtype)

@@ -14,6 +14,7 @@ from benchmarks.host_rows import pinned_bytes
 from benchmarks.kernels.base import KernelCase, Operands, Setting, load, relative_error
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.rows.reference import ArenaLayout
+from kv_store.client.layout import Layout, SlabGeometry
 
 MISS_SHARES = (0.0, 0.1)
 SLAB_BYTES = 2 << 20
@@ -30,7 +31,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
         rows = workload.batch * shape.num_kv_heads
         for share in MISS_SHARES:
             num_missed = int(share * selected)
-            moved = rows * num_missed * shape.row_elements * setting.dtype.itemsize
+            moved = rows * num_missed * setting.row_format.row_bytes
             yield KernelCase(
                 "fetch",
                 f"{rows} x {selected}, {share:.0%} missed",
@@ -51,11 +52,9 @@ def _maker(
 ) -> Callable[[], Operands]:
     shape, device = setting.shape, setting.device
     size = (workload.batch, shape.num_kv_heads)
-    row_bytes = shape.row_elements * setting.dtype.itemsize
-    tokens_per_slab = SLAB_BYTES // (row_bytes * shape.num_kv_heads)
-    # a power of two
-    tokens_per_slab = 1 << (tokens_per_slab.bit_length() - 1)
-    layout = ArenaLayout(SLAB_BYTES, tokens_per_slab, row_bytes)
+    slabs = SlabGeometry(Layout(1, shape.num_kv_heads, setting.row_format), SLAB_BYTES)
+    tokens_per_slab = slabs.tokens_per_slab
+    layout = ArenaLayout(SLAB_BYTES, tokens_per_slab, setting.row_format)
     num_slabs = -(-workload.context // tokens_per_slab)
     num_blocks = -(-CACHE_FACTOR * selected // BLOCK_SIZE)
 
@@ -65,7 +64,7 @@ def _maker(
         arena = pinned_bytes(workload.batch * num_slabs * SLAB_BYTES, device)
         slabs = torch.arange(workload.batch * num_slabs, dtype=torch.int32, device=device)
         blocks = torch.randperm(size[0] * size[1] * num_blocks, device=device)
-        pool = setting.normal(blocks.numel() * BLOCK_SIZE, shape.row_elements)
+        pool = setting.normal(blocks.numel() * BLOCK_SIZE, setting.row_format.row_elements)
         seats = torch.arange(workload.batch, device=device)
         return arena, slabs.view(workload.batch, num_slabs), blocks.view(*size, num_blocks), seats, pool
 

@@ -12,6 +12,7 @@ import torch
 from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, relative_error
 from benchmarks.kernels.match_rows import CHUNK
 from gpu_worker.policies.chelsea.soft_matching.reference import WeightedRows
+from gpu_worker.row_format import row_format
 
 # Chelsea's own, of the first round
 MERGED_SHARE = 0.35
@@ -40,7 +41,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
 
             return Operands(lambda: merge(rows, CHUNK, num_merged), error=error)
 
-        read = context * (8 + 4 + shape.row_elements * setting.dtype.itemsize)
-        written = (context - num_merged) * (8 + 4 + shape.row_elements * 4)
+        read = context * (8 + 4 + setting.row_format.row_bytes)
+        written = (context - num_merged) * (8 + 4 + row_format(shape.head_dim, torch.float32).row_bytes)
         label = f"{shape.num_kv_heads} x {context} to {context - num_merged}"
         yield KernelCase("merge_rows", label, shape.num_kv_heads * (read + written), make)

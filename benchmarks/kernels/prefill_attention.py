@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from benchmarks.kernels.base import KernelCase, Operands, Setting, contexts, load, relative_error
+from benchmarks.kernels.base import (
+    KernelCase,
+    Operands,
+    Setting,
+    contexts,
+    load,
+    num_bytes_of,
+    relative_error,
+)
 
 CHUNK = 8192
 # last tokens of the chunk that are checked: the definition keeps all their scores
@@ -24,7 +32,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
 
         def make(context: int = context, chunk: int = chunk) -> Operands:
             query = setting.normal(chunk, shape.num_heads, shape.head_dim)
-            rows = setting.normal(shape.num_kv_heads, context, shape.row_elements)
+            rows = setting.normal(shape.num_kv_heads, context, setting.row_format.row_elements)
             scale, checked = shape.head_dim**-0.5, min(NUM_CHECKED, chunk)
             keys, values = rows[None].split(shape.head_dim, dim=-1)
             mask = causal_lower_right(chunk, context)
@@ -41,7 +49,7 @@ def cases(setting: Setting) -> Iterator[KernelCase]:
 
             return Operands(lambda: attend(query, rows, context - chunk, scale), rival, error)
 
-        read = shape.num_kv_heads * context * shape.row_elements
-        num_bytes = (read + 2 * chunk * shape.num_heads * shape.head_dim) * setting.dtype.itemsize
+        num_bytes = shape.num_kv_heads * context * setting.row_format.row_bytes
+        num_bytes += 2 * num_bytes_of(setting.empty(chunk, shape.num_heads, shape.head_dim))
         label = f"{chunk} behind {context - chunk}"
         yield KernelCase("prefill_attention", label, num_bytes, make, "SDPA with a mask")

@@ -18,7 +18,7 @@ SPREAD = 64
 
 def cases(setting: Setting) -> Iterator[KernelCase]:
     store, reference = setting.both("kernels.rows", "store_token")
-    row_bytes = setting.shape.row_elements * setting.dtype.itemsize
+    row_bytes = setting.row_format.row_bytes
     for batch in sorted({workload.batch for workload in setting.workloads}):
         rows = batch * setting.shape.num_kv_heads
         yield KernelCase(
@@ -43,7 +43,7 @@ def _maker(
     shape, device = setting.shape, setting.device
     size = (batch, shape.num_kv_heads)
     num_places = batch * shape.num_kv_heads * SPREAD
-    row_bytes = shape.row_elements * setting.dtype.itemsize
+    row_bytes = setting.row_format.row_bytes
 
     @cache
     def shared() -> Tensor | None:
@@ -51,7 +51,7 @@ def _maker(
 
     def make() -> Operands:
         keys, values = setting.normal(*size, shape.head_dim), setting.normal(*size, shape.head_dim)
-        pool = setting.normal(num_places, shape.row_elements)
+        pool = setting.normal(num_places, setting.row_format.row_elements)
         slots = torch.randperm(num_places, device=device)[: batch * shape.num_kv_heads].view(size)
         arena, offsets = shared(), slots * row_bytes if has_arena else None
 

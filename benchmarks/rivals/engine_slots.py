@@ -17,7 +17,7 @@ from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget, IndexDevice
 from gpu_worker.state.sequence import ring_size
-from gpu_worker.state.slot_pool import blocks_of_heads, num_blocks
+from gpu_worker.state.slot_pool import block_bytes, blocks_of_heads, num_blocks
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class House:
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             group_size=config.group_size,
-            head_dim=config.head_dim,
+            row_format=decoder.row_format,
             max_model_len=self.capacity,
             scale=decoder.attention_scale,
             device=decoder.device,
@@ -103,7 +103,7 @@ class House:
 
     @property
     def _block_bytes(self) -> int:
-        return BLOCK_SIZE * 2 * self.shape.head_dim * self.shape.dtype.itemsize
+        return block_bytes(self.shape.row_format)
 
     def room_beside_slots(self, limit: int, index_device: IndexDevice) -> int:
         """Bytes of slots that the engine would take within the limit."""

@@ -26,10 +26,10 @@ from gpu_worker.policies.registry import AUTO, LONG, registry
 from gpu_worker.records import Budget, EngineInfo, IndexDevice
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import ring_size
-from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, block_bytes
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain, model_root
-from kv_store.client import StoreClient
+from kv_store.client import Layout, StoreClient
 
 MakeDecode = Callable[[Decoder, CacheSet, Offloader, SlotPool, bool], DecodeStep]
 
@@ -86,24 +86,22 @@ def assemble(
     make_decode: takes what DecodeStep does.
     """
     decoder, config = model.decoder, model.config
-    device, dtype = decoder.device, decoder.dtype
+    device = decoder.device
     shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
     # Before the pool takes the memory.
     root = model_root(model)
-    block_bytes = BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize
-    num_blocks = options.slot_bytes // block_bytes
+    num_blocks = options.slot_bytes // block_bytes(shape.row_format)
     if num_blocks < config.num_layers * config.num_kv_heads:
         raise ConfigError(
             f"--slot-memory {options.slot_bytes} holds {num_blocks} blocks; one for each of "
             f"{config.num_layers} layers and {config.num_kv_heads} KV heads is the least there is"
         )
-    pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
+    pool = SlotPool(num_blocks, shape.row_format, device)
     max_slots = options.max_model_len + BLOCK_SIZE
     tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
     offloader = Offloader(
         client,
         config.num_layers,
-        dtype,
         device,
         num_seats=options.max_num_seqs,
         max_model_len=options.max_model_len,
@@ -168,6 +166,12 @@ def usual_prefill(decoder: Decoder, options: EngineOptions) -> MakePrefill:
     return PrefillChoice(ShortPass(decoder, min(options.prefill_chunk, options.max_model_len)))
 
 
+def arena_layout(model: LoadedModel) -> Layout:
+    """The layout of the arena that keeps the model's rows."""
+    config = model.config
+    return Layout(config.num_layers, config.num_kv_heads, model.decoder.row_format)
+
+
 def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:
     decoder, config = model.decoder, model.config
     return CacheShape(
@@ -175,7 +179,7 @@ def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> Ca
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         group_size=config.group_size,
-        head_dim=config.head_dim,
+        row_format=decoder.row_format,
         max_model_len=max_model_len,
         scale=decoder.attention_scale,
         device=decoder.device,

@@ -14,9 +14,9 @@ import torch
 from carrel.process.faults import Faults, read_faults
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
-from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
+from gpu_worker.config import WorkerConfig, find_device, find_dtype
 from gpu_worker.engine.admission.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, usual_prefill
+from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble, cache_shape, usual_prefill
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
@@ -33,7 +33,7 @@ from gpu_worker.policies.registry import AUTO, CALIBRATED, LONG, option_names, r
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
 from gpu_worker.store.traces import Traces
-from kv_store.client import Layout, StoreClient, StoreError
+from kv_store.client import StoreClient, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +143,10 @@ def connect_store(
     config: WorkerConfig, model: LoadedModel, faults: Faults = NO_FAULTS, traces: Traces | None = None
 ) -> StoreClient:
     """Attach to the store. Raises StoreUnavailable with the store's own reason."""
-    sizes, dtype_name = model.config, str(model.decoder.dtype).removeprefix("torch.")
-    layout = Layout(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
     try:
         return faulty_connect(faults)(
             config.store,
-            layout,
+            arena_layout(model),
             worker_id=f"worker-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             transport=config.transport,
             max_gather_rows=MAX_GATHER_ROWS,
@@ -257,8 +255,7 @@ def available_host_bytes() -> int:
 def _max_full_tokens(config: WorkerConfig, shape: CacheShape, policies: dict[str, Policy]) -> int:
     if shape.device.type != "cuda":
         return FEW_TOKENS
-    row_bytes = 2 * shape.head_dim * shape.dtype.itemsize
     bandwidth = copy_bandwidth(shape.device)
     num_rows = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads * shape.max_model_len
     code_bytes = index_bytes(policies[LONG], shape) // num_rows
-    return max_full_tokens(shape, row_bytes, config.budget, code_bytes, bandwidth)
+    return max_full_tokens(shape, config.budget, code_bytes, bandwidth)

@@ -12,6 +12,8 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.head import project_logits
 from gpu_worker.models.layer import DecoderLayer, frozen
 from gpu_worker.models.rope import rope_table
+from gpu_worker.row_format import row_format
+from kv_store.client import RowFormat
 
 
 class Decoder(torch.nn.Module):
@@ -49,6 +51,11 @@ class Decoder(torch.nn.Module):
         return self.embed_weight.dtype
 
     @property
+    def row_format(self) -> RowFormat:
+        """Of the rows that `project_qkv` fills."""
+        return row_format(self.config.head_dim, self.dtype)
+
+    @property
     def attention_scale(self) -> float:
         """What the attention multiplies q·k by before its softmax."""
         return self.config.head_dim**-0.5
@@ -69,8 +76,8 @@ class Decoder(torch.nn.Module):
         `hidden` [T, hidden_size], `positions` int64 [T], each below `config.max_model_len`. Returns queries
         [T, num_heads, head_dim] and keys, values [T, num_kv_heads, head_dim]. They are views into shared
         buffers: a token's heads lie together, the step from token to token may be longer (not so queries and
-        keys on a GPU, which are contiguous). `hidden` is only read. rows: [num_kv_heads, T, 2 head_dim], of contiguous
-        elements, to be filled with keys and values, of which those that are returned are views then.
+        keys on a GPU, which are contiguous). `hidden` is only read. rows: [num_kv_heads, T, row_elements], contiguous
+        in the last, to be filled with keys and values, of which those that are returned are views then.
         """
         return self._layer(layer).project_qkv(hidden, self._rope_table, positions, rows)
 

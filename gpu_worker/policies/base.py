@@ -16,6 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kv_store.client import RowFormat
+
 
 class Family(enum.Enum):
     """Where attended rows come from: slots of all tokens, slots of what a policy keeps of the prompt, or the arena
@@ -28,17 +30,24 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes that every piece of KV state is built from. dtype: of the model's keys."""
+    """Sizes that every piece of KV state is built from.
+
+    row_format: of rows in slots and in the arena. dtype: of the model's keys.
+    """
 
     max_num_seqs: int
     num_layers: int
     num_kv_heads: int
     group_size: int
-    head_dim: int
+    row_format: RowFormat
     max_model_len: int
     scale: float
     device: torch.device
     dtype: torch.dtype = torch.float32
+
+    @property
+    def head_dim(self) -> int:
+        return self.row_format.head_dim
 
     def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""

@@ -23,7 +23,7 @@ def top_k(
 ) -> tuple[list[Positions], Rows]:
     """See `StoreClient.top_k`. One call, or as many as the messages' size asks for."""
     layout = attached.geometry.layout
-    heads, row_bytes = layout.num_kv_heads, layout.row_bytes
+    heads, row_bytes = layout.num_kv_heads, layout.row_format.row_bytes
     request = _request(attached.epoch, attached.worker_id, layer, wanted, scale)
     if request.ByteSize() > MAX_MESSAGE_BYTES and len(wanted) > 1:
         half = len(wanted) // 2

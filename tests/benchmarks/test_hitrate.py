@@ -23,11 +23,10 @@ from benchmarks.hitrate.texts import Text, TextSource, cut_documents, load_token
 from benchmarks.report import render
 from benchmarks.traces import RecordedTrace
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.config import row_type
-from gpu_worker.engine.assemble import EngineOptions, assemble
+from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, CompleteEvent, Event, GenerationRequest, IndexDevice, SamplingParams
-from kv_store.client import Layout, StoreClient
+from kv_store.client import StoreClient
 from kv_store.local import LocalStore
 
 CPU = torch.device("cpu")
@@ -107,7 +106,7 @@ def engine_hit_rate(recorder: Recorder, policy: str, num_selected: int, document
         policies=registry(POLICIES[policy](kept=kept)),
         index_device=IndexDevice.GPU,
     )
-    layout = Layout(config.num_layers, config.num_kv_heads, config.head_dim, row_type("float32"))
+    layout = arena_layout(recorder.model)
     ended: list[Event] = []
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     request = GenerationRequest("one", document, sampling, policy, Budget(share=0.2), CONTEXT)

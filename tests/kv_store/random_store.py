@@ -243,8 +243,8 @@ class RandomStore:
             wanted = GatherItem(sequence.sequence_id, layer, 0, np.array([position], np.uint64))
             [row] = RowReader(self.state).chunks(self.state.epoch, sequence.worker_id, [wanted])
             if int(sequence.table[layer, place]) not in self.changed:
-                written = bytes_of(prompt.names[place], layer)[within * LAYOUT.row_bytes :]
-                assert row == written[: LAYOUT.row_bytes].tobytes()
+                written = bytes_of(prompt.names[place], layer)[within * LAYOUT.row_format.row_bytes :]
+                assert row == written[: LAYOUT.row_format.row_bytes].tobytes()
 
     def pin(self) -> None:
         is_pinned = self.draw.random() < 0.5

@@ -148,7 +148,7 @@ def test_a_row_that_changes_while_its_slab_fills_is_found_by_who_reads_it(
     for layer in range(LAYOUT.num_layers):
         RowWriter(state).put(epoch, "w", PutTarget("a", layer, 0, 3 * TOKENS), [rows.tobytes()])
     store.seal(epoch, "w", "a", TOKENS + 10, 0, LAYOUT.num_layers)
-    state.arena.data[int(table[1, 1]) * SLAB_BYTES + 5 * LAYOUT.row_bytes] ^= 4
+    state.arena.data[int(table[1, 1]) * SLAB_BYTES + 5 * LAYOUT.row_format.row_bytes] ^= 4
     store.seal(epoch, "w", "a", num_tokens, 0, LAYOUT.num_layers)
 
     def read(layer: int, *places: int) -> None:

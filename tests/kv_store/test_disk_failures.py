@@ -15,7 +15,7 @@ from store_samples import TOKENS, chain
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 from waiting import PATIENCE, wait_until
 
-from kv_store.client import Layout, PrefixLoading
+from kv_store.client import Layout, PrefixLoading, RowFormat
 from kv_store.disk.folder import TierFolder
 from kv_store.disk.session_file import file_name
 
@@ -106,7 +106,7 @@ def test_another_layout_is_read_from_the_disk_whatever_was_loaded_before(tier: T
     # Nobody asks again.
     wait_until(lambda: tier.client.stats().disk.hit_tokens)
     tier.client.close()
-    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, head_dim=16))
+    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, row_format=RowFormat(16)))
     hashes = chain(1, "b")
     tier.client.begin("b", TOKENS, hashes)
     tier.client.seal("b", TOKENS, 0, None, hashes)

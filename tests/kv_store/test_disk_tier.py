@@ -16,7 +16,7 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 from waiting import PATIENCE, wait_until
 
-from kv_store.client import Layout, PrefixLoading
+from kv_store.client import Layout, PrefixLoading, RowFormat
 from kv_store.disk.catalog import UNUSED_SECONDS
 from kv_store.disk.files import TierFiles
 from kv_store.disk.folder import TierFolder, take_folder
@@ -313,7 +313,7 @@ def test_what_nobody_used_for_a_day_goes_from_the_disk_first_whoevers_it_is(tmp_
 def test_another_layout_begins_with_an_empty_tier(tier: Tier) -> None:
     tier.write("a", "doc")
     tier.client.close()
-    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, head_dim=16))
+    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, row_format=RowFormat(16)))
     assert tier.client.stats().disk.num_bytes == 0
     assert not tier.files("slabs")
     assert not tier.client.list_sessions("me")

@@ -65,6 +65,7 @@ RULES = (
 FLOORS = (
     "errors",
     "v1",
+    "row_format",
     "kernels",
     "device",
     "records",

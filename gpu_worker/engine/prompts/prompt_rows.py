@@ -16,6 +16,7 @@ from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.engine.prompts.prompt_memory import FEW_TOKENS
 from gpu_worker.errors import PrefixLost, RowsCorrupt, no_room
 from gpu_worker.policies.recall import IndexJob
+from gpu_worker.row_format import keys_and_values
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from kv_store.client import StoreError
@@ -60,7 +61,7 @@ class PromptRows(Prompt):
         self._caches = caches
         self._buffers = buffers
         asked = sequence.policy.num_queries(sequence.plan) if sequence.plan.selects else 0
-        head_dim = buffers[0].shape[2] // 2
+        head_dim = keys_and_values(buffers[0])[0].shape[2]
         self.queries = buffers[0].new_empty(min(asked, self.num_tokens), num_heads, head_dim)
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * len(buffers)

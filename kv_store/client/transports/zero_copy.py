@@ -48,7 +48,7 @@ class ZeroCopyTransport(ShmTransport):
             slab_ids, within = table[positions >> geometry.token_shift], positions & geometry.token_mask
             part[:] = self._row_items[slab_ids, item.kv_head, within]
             begin += positions.size
-        return rows.view(np.uint8).reshape(-1, geometry.layout.row_bytes)
+        return rows.view(np.uint8).reshape(-1, geometry.layout.row_format.row_bytes)
 
     def close(self) -> None:
         super().close()

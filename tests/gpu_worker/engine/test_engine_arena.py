@@ -127,7 +127,7 @@ def test_what_a_failed_request_fetched_is_not_charged_to_the_next_on_its_seat() 
         # But it counts for the engine.
         stats = rig.engine.stats()
         assert stats.fetched_bytes_total > 2 * total
-        missed = stats.fetched_bytes_total // LAYOUT.row_bytes
+        missed = stats.fetched_bytes_total // LAYOUT.row_format.row_bytes
         assert stats.hit_rows_total == stats.selected_rows_total - missed
 
 

@@ -150,8 +150,7 @@ def test_a_hot_cache_grows_back_when_the_newcomer_leaves(policy: str, full_layer
     assert squeezed < sequence.num_slots == sequence.capacity - 1
     num_blocks = LAYER_HEADS * -(-sequence.num_slots // 64)
     assert (
-        rig.engine.caches.block_tables.held_bytes(sequence.seat)
-        == num_blocks * 64 * rig.engine.pool.row_bytes
+        rig.engine.caches.block_tables.held_bytes(sequence.seat) == num_blocks * rig.engine.pool.block_bytes
     )
     if not full_layers:
         check_places(rig, sequence)
