@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from benchmarks.errors import NotMeasurable
+from gpu_worker.engine.assemble import cache_shape
 from gpu_worker.engine.memory import MemoryPlan
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
@@ -47,18 +48,7 @@ class House:
 
     @property
     def shape(self) -> CacheShape:
-        config, decoder = self.model.config, self.model.decoder
-        return CacheShape(
-            max_num_seqs=self.batch,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            group_size=config.group_size,
-            row_format=decoder.row_format,
-            max_model_len=self.capacity,
-            scale=decoder.attention_scale,
-            device=decoder.device,
-            dtype=decoder.dtype,
-        )
+        return cache_shape(self.model, self.batch, self.capacity)
 
     def slots(self, limit: int | None, index_device: IndexDevice) -> Slots:
         """limit: of device memory, in bytes. Raises NotMeasurable where the sequences do not fit it side by side."""
