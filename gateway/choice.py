@@ -33,7 +33,8 @@ class Choice:
     `first_token_at` are filled on the way.
 
     `deadline` is the request's, in monotonic seconds; `progress` is the request's, of all its choices; `lead` is white
-    space that the text may begin with and that is left out (see AnswerLead); `echo` is what comes before it; `decode`
+    space that the text may begin with and that is left out (see AnswerLead); with `is_verbatim` all of the text stays,
+    as its grammar has it; `echo` is what comes before it; `decode`
     makes texts of tokens, else the tokenizer's does. `usage` stays None when a stop string ended the choice and the
     worker's account did not arrive in time.
     """
@@ -51,6 +52,7 @@ class Choice:
         progress: PrefillProgress,
         echo: Echo | None = None,
         decode: Decode | None = None,
+        is_verbatim: bool = False,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -58,8 +60,12 @@ class Choice:
         self._request = request
         self._deadline = deadline
         self._stops = stops
-        self._lead = AnswerLead(lead)
-        self._detokenizer = Detokenizer(decode or tokenizer.decode, request.prompt_token_ids)
+        self._lead = AnswerLead("" if is_verbatim else lead)
+        self._detokenizer = Detokenizer(
+            decode or tokenizer.decode,
+            request.prompt_token_ids,
+            tokenizer.tokens.anchor if is_verbatim else (),
+        )
         self._tokenizer = tokenizer
         self._worker = worker
         self._metrics = metrics

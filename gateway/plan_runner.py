@@ -195,6 +195,7 @@ class PlanRunner:
             progress,
             echo,
             self._tokenizer.decode_all if plan.shows_special or plan.options.shows_special else None,
+            plan.is_verbatim,
         )
 
     def _timeout_s(self, plan: Plan) -> float:

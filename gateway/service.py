@@ -100,6 +100,7 @@ class ChatService:
     def chat(self, request: ChatRequest) -> Generation:
         """Continue a chat. Nothing happens until the events are iterated; errors come with the first of them, but for
         those of its tools. Raises InvalidRequest."""
+        is_verbatim = request.options.draft.HasField("grammar")
         request = self._dialect.prepare(request)
         options = request.options
 
@@ -120,6 +121,7 @@ class ChatService:
                 0,
                 options,
                 lead,
+                is_verbatim,
                 parts=lambda prompt: self._dialect.parts(request, prompt),
                 shows_special=self._dialect.shows_special_tokens(request),
             )
@@ -137,8 +139,19 @@ class ChatService:
 
         request_id, num_prompts = public_id(request.request_id), len(request.prompts)
         most = COMPLETION_MAX_TOKENS
+        is_verbatim = options.draft.HasField("grammar")
         return self._runner.start(
-            Plan(request_id, "completion", "prompt", num_prompts, encode, most, options, echo=echo)
+            Plan(
+                request_id,
+                "completion",
+                "prompt",
+                num_prompts,
+                encode,
+                most,
+                options,
+                is_verbatim=is_verbatim,
+                echo=echo,
+            )
         )
 
     async def tokenize_text(self, text: str, add_special_tokens: bool, caller: bytes) -> TokenIds:
