@@ -85,7 +85,10 @@ class Dialect:
             is_free = tools.choice is ToolChoice.AUTO
             if is_free and not any(tool.strict for tool in tools.callable):
                 return None
-            return self._calls.grammar(tools, None, self._opener_id, is_free)
+            try:
+                return self._calls.grammar(tools, None, self._opener_id, is_free)
+            except RecursionError as error:
+                raise InvalidRequest("The parameters of a tool are nested too deeply.", "tools") from error
         if tools.choice is ToolChoice.REQUIRED:
             raise InvalidRequest(
                 f"tool_choice makes the answer a call, and {asked.param} something else: give one.",

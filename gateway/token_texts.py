@@ -36,8 +36,8 @@ def read_logprobs(texts: TokenTexts, tokens: Iterable[pb.Token]) -> tuple[TokenL
 
 
 class TokenTexts:
-    """Texts and bytes of one vocabulary's tokens; any thread may ask. `anchor`: a token of plain text, behind which others
-    are read as within a text."""
+    """Texts and bytes of one vocabulary's tokens; any thread may ask. `anchor`: a token of plain text, behind which
+    others are read as within a text."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend

@@ -28,6 +28,12 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "time"}}
 STRICT = {"type": "function", "function": {"name": "time", "strict": True}}
+
+
+def named(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 # writes tools, calls and thoughts itself, and begins an answer within a thought if it is asked to
 OWN = (
@@ -117,13 +123,13 @@ def test_calls_stream_with_their_names_first(client: openai.OpenAI, stack: Stack
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        ({"tool_choice": "required"}, ['call_0: "\\n{\\"name\\": \\"weather\\"', "call_1", "call)*"]),
+        ({"tool_choice": "required"}, ['"const": "weather"', '"const": "time"', "call)*"]),
+        ({"tool_choice": {"type": "function", "function": {"name": "time"}}}, ['"const": "time"']),
         (
-            {"tool_choice": {"type": "function", "function": {"name": "time"}}},
-            ['call_0: "\\n{\\"name\\": \\"time\\"'],
+            {"response_format": {"type": "json_object"}},
+            ["start: calls | answer", '"const": "weather"', "answer: %json"],
         ),
-        ({"response_format": {"type": "json_object"}}, ["start: calls | answer", "call_1", "answer: %json"]),
-        ({"tools": [WEATHER, STRICT]}, ["begun[lazy]", "call_1"]),
+        ({"tools": [WEATHER, STRICT]}, ["begun[lazy]", '"const": "weather"']),
     ],
 )
 def test_a_call_that_must_be_is_held_to_a_grammar(
@@ -136,7 +142,7 @@ def test_a_call_that_must_be_is_held_to_a_grammar(
     assert grammar.param == "tools"
     assert all(part in grammar.ebnf for part in parts)
     assert "time" in prompt_of(stack)
-    assert ("call_1" in grammar.ebnf) == ("call_1" in parts)
+    assert ("weather" in grammar.ebnf) == ('"const": "weather"' in parts)
 
 
 def test_a_tool_that_is_named_is_called_once(client: openai.OpenAI, stack: Stack) -> None:
@@ -204,6 +210,17 @@ def test_without_tools_or_with_none_to_be_called_an_answer_is_text(stack: Stack)
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [TIME], "guided_regex": "a"}, "guided_regex"),
         ({"tools": [TIME], "tool_choice": "required", "guided_json": {}}, "guided_json"),
+        ({"tools": [named("x", {"type": "string"})], "tool_choice": "required"}, "tools"),
+        ({"tools": [named("x", {"enum": ["a"]}), TIME], "guided_json": {}}, "tools"),
+        (
+            {
+                "tools": [
+                    TIME,
+                    {**STRICT, "function": {**STRICT["function"], "name": "x", "parameters": {"const": 3}}},
+                ]
+            },
+            "tools",
+        ),
         ({"tools": [TIME], "guided_json": "[1]"}, "guided_json"),
         ({"tools": [TIME], "guided_json": "[" * 100_000}, "guided_json"),
         ({"tools": [TIME], "guided_json": "[" * 200_000}, "guided_json"),
