@@ -121,7 +121,7 @@ class Tokenizer:
                 continue_final_message=continues_final,
                 tools=tools,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as exc:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as exc:
             reason = " ".join(str(exc).split())[:200]
             raise InvalidRequest(f"The chat template refused the messages: {reason}", "messages") from exc
 

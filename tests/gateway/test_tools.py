@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,26 @@ def test_arguments_in_the_history_must_be_an_object(http: httpx.Client, stack: S
     answer = http.post(CHAT, json={"messages": messages})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
     assert "'c1'" in answer.text
+
+
+def nested(key: str, depth: int) -> str:
+    return f'{{"{key}": ' * depth + "{}" + "}" * depth
+
+
+@pytest.mark.parametrize("depth", [150, 300, 450, 900, 20_000])
+def test_what_is_nested_too_deeply_for_a_template_or_a_grammar_is_refused(own: Stack, depth: int) -> None:
+    own.say("x")
+    call = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": nested("a", depth)}}
+    body = {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}]}
+    assert httpx.post(own.url + CHAT, json=body, timeout=PATIENCE).status_code in (200, 400, 413)
+    tool = chat_pb2.Tool(name="time", parameters=nested("additionalProperties", depth))
+    for choice in (chat_pb2.TOOL_CHOICE_AUTO, chat_pb2.TOOL_CHOICE_REQUIRED):
+        request = chat_pb2.ChatRequest(messages=[chat_pb2.Message(**ASKED)], tools=[tool], tool_choice=choice)
+        with grpc.insecure_channel(own.grpc_target) as channel:
+            events = chat_pb2_grpc.ChatStub(channel).Complete(request, timeout=PATIENCE)
+            with suppress(grpc.RpcError):
+                list(events)
+            assert events.code().name in ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
 def test_a_template_that_knows_tools_gets_them_and_calls_as_objects(own: Stack) -> None:
