@@ -18,7 +18,7 @@ LAYOUT: Mapping[str, object] = {
     "item_separator": ",",
     "key_separator": ":",
 }
-# Of a tool's name: the root from which references within its schema lead. Reasons for a refusal have it.
+# The root from which references within a tool's schema lead. Reasons for a refusal name it.
 ROOT = "urn:tool:{name}"
 
 
@@ -44,7 +44,7 @@ def calls_schema(schemas: Mapping[str, Mapping[str, Any]], key: str) -> dict[str
 
 
 def check_takes_object(tool: Tool) -> None:
-    """Raises InvalidRequest where the tool's schema plainly has no object."""
+    """Refuse a tool where its schema plainly excludes objects. Raises InvalidRequest."""
     if not _may_be_object(tool.parameters):
         raise InvalidRequest(
             f"The parameters of tool {tool.name!r} allow no JSON object, and a call's arguments are one: "
@@ -80,7 +80,7 @@ def _options(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _may_be_object(schema: object) -> bool:
-    """Whether an object may be of the schema, as far as that is seen without following references."""
+    """Return False where a schema excludes objects, as far as that is seen without following references."""
     match schema:
         case False:
             return False

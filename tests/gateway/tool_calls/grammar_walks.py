@@ -38,7 +38,7 @@ class Walker:
         return self.grammars.compile(Grammar(GrammarKind.EBNF, ebnf, "tools")).result()
 
     def takes(self, ebnf: str, pieces: Iterable[str]) -> bool:
-        """Whether this text, tokenized in pieces, is one of the grammar."""
+        """Return True if this text, tokenized in pieces, is one of the grammar."""
         constraint = self.constraint(ebnf)
         for piece in pieces:
             for token_id in self.tokenizer.encode(piece, add_special_tokens=False).ids:
