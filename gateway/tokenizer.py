@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from gateway.errors import ConfigError, InvalidRequest
 from gateway.exchange import Message, Scalar
 from gateway.gguf_tokenizer import read_gguf_tokenizer
 from gateway.token_texts import TokenTexts
+from gateway.tool_calls.arguments import read_arguments
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 
@@ -154,7 +154,7 @@ def _message_json(message: Message, role: str) -> dict[str, Any]:
         {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            "function": {"name": call.name, "arguments": read_arguments(call.arguments)},
         }
         for call in message.tool_calls
     ]

@@ -14,8 +14,8 @@ from gateway.errors import Unauthorized
 from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
-from gateway.rest.errors import error_response, internal_error_response
 from gateway.rest.page import PATH as PAGE_PATH
+from gateway.rest.refusals import refusal
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
 # for a key themselves.
@@ -87,7 +87,7 @@ class AuthMiddleware:
             caller = self._keys.caller(headers.get("authorization", named))
             if caller is None:
                 self._metrics.count_rejected(error := Unauthorized())
-                await error_response(error)(scope, receive, send)
+                await refusal(scope, error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
             send = self._telling(caller, send)
@@ -122,4 +122,4 @@ class UnexpectedErrorMiddleware:
             if scope["type"] != "http" or has_started:
                 raise
             log.exception("request %s failed", scope["state"]["request_id"])
-            await internal_error_response()(scope, receive, send)
+            await refusal(scope, None)(scope, receive, send)

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from carrel.process.request_limits import MAX_UINT32
 from gateway.errors import InvalidRequest
 from gateway.json_limits import MAX_VALUES, check_count, check_json
+from gateway.json_text import without_halves
 
 # its count takes turns with the event loop
 LARGE_BYTES = 2**20
@@ -39,7 +40,7 @@ class Place:
 
 
 async def parse(raw: bytes, max_token_ids: int) -> Any:
-    """As `from_json` has it, with arrays for long lists of token ids. Raises TooLarge, InvalidRequest for a long list
+    """As `read_json` has it, with arrays for long lists of token ids. Raises TooLarge, InvalidRequest for a long list
     of anything else where these may be, and ValueError for what is no JSON."""
     if len(raw) > LARGE_BYTES:
         num_values, places = await asyncio.to_thread(_look, raw, max_token_ids)
@@ -61,7 +62,11 @@ async def parse(raw: bytes, max_token_ids: int) -> Any:
     if num_others > MAX_VALUES and others:
         raise InvalidRequest(f"{others[0]} is long, and not all of it are {IDS}.", others[0])
     check_count(num_others, f"values beside {' and '.join(FIELDS)}", MAX_VALUES)
-    parsed = from_json(b"".join([*rest, raw[at:]]))
+    text = b"".join([*rest, raw[at:]])
+    try:
+        parsed = from_json(text)
+    except ValueError:
+        parsed = from_json(await asyncio.to_thread(without_halves, text))
     await asyncio.sleep(0)
     if lists:
         parsed |= {name: _put_back(parsed[name], lists) for name in FIELDS if name in parsed}

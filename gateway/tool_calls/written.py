@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from gateway.exchange import Message, Tool
+from gateway.tool_calls.arguments import read_arguments
 from gateway.tool_calls.families import CallFormat
 
 SYSTEM = ("system", "developer")
@@ -46,6 +47,6 @@ def _written(messages: Sequence[Message], calls: CallFormat) -> Iterator[Message
             yield Message("user", "\n".join(answers))
             continue
         for message in group:
-            texts = [calls.written(call.name, json.loads(call.arguments)) for call in message.tool_calls]
+            texts = [calls.written(call.name, read_arguments(call.arguments)) for call in message.tool_calls]
             content = "\n".join(filter(None, [message.content, *texts]))
             yield Message(message.role, content, name=message.name)

@@ -54,6 +54,27 @@ def test_it_is_what_one_call_would_make_of_it(body: dict[str, Any], indent: str 
     assert plain(parsed(json.dumps(body, indent=indent))) == body
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("\\uDE00", "\ufffd"),
+        ("\\ud83d\\uDE00", "\U0001f600"),
+        ("\\ud83d\\ud83d\\ude00\\ude00", "\ufffd\U0001f600\ufffd"),
+        ("\\\\ud83d", "\\ud83d"),
+        ("\\\\\\ud83d\\\\", "\\\ufffd\\"),
+        ("\\ud83d\\u0041", "\ufffdA"),
+        ('\\ude00 \\"\\ud83d', '\ufffd "\ufffd'),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_character_that_is_unknown(text: str, meant: str) -> None:
+    ids = json.dumps(IDS[:5000])
+    found = plain(parsed(f'{{"prompt": {ids}, "a{text}": ["{text}", "ud83d"]}}'))
+    assert found == {"prompt": IDS[:5000], f"a{meant}": [meant, "ud83d"]}
+    with pytest.raises(ValueError, match="escape"):
+        parsed(f'{{"{text}": "\\ud83"}}')
+
+
 def test_long_lists_of_ids_are_arrays_and_no_others() -> None:
     found = parsed(json.dumps({"prompt": [IDS[:5000], SHORT], "tokens": IDS[:5000], "stop": IDS[:5000]}))
     kinds = [type(each) for each in (*found["prompt"], found["tokens"], found["stop"])]

@@ -236,14 +236,6 @@ def test_tools_that_cannot_be_called_are_refused(
     assert not stack.script.requests
 
 
-def test_arguments_in_the_history_must_be_an_object(http: httpx.Client, stack: Stack) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": "[1"}}
-    messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    answer = http.post(CHAT, json={"messages": messages})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
-    assert "'c1'" in answer.text
-
-
 def nested(key: str, depth: int) -> str:
     return f'{{"{key}": ' * depth + "{}" + "}" * depth
 
@@ -500,7 +492,6 @@ def test_chat_grpc_holds_answers_to_grammars_as_rest(stack: Stack) -> None:
         ({"tools": [{"name": "a", "parameters": "[1]"}]}, "tools"),
         ({"tools": [{"name": "a", "parameters": "[" * 9999}]}, "tools"),
         ({"tools": [{"name": "a"}] * 129}, "tools"),
-        ({"messages": [{**ASKED, "tool_calls": [{"id": "c", "name": "a", "arguments": "x"}]}]}, "messages"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"choice": {}}}, "structured_outputs.choice"),
         ({"json_schema": "{}", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),

@@ -1,0 +1,42 @@
+"""A call's arguments: from the text that a model wrote to the object that templates and clients take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gateway.json_text import read_json
+
+# Anthropic's name for arguments that are not a JSON object
+INVALID = "INVALID_JSON"
+# so deep they fit into a body beside what is around them
+MAX_DEPTH = 100
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """The object that the text is; of any other text, such as a call that was cut off, an object that holds it.
+
+    Every JSON parser and every tokenizer takes the result: NaN and infinities are null, NUL characters and halves of
+    surrogate pairs U+FFFD.
+    """
+    try:
+        found = _plain(read_json(text), MAX_DEPTH)
+    except ValueError:
+        found = None
+    return found if type(found) is dict else {INVALID: text.replace("\x00", "\ufffd")}
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Raises ValueError for a value that is nested deeper than this."""
+    if not depth:
+        raise ValueError("too deep")
+    match value:
+        case str():
+            return value.replace("\x00", "\ufffd")
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {_plain(name, depth): _plain(each, depth - 1) for name, each in value.items()}
+        case [*_]:
+            return [_plain(each, depth - 1) for each in value]
+    return value
