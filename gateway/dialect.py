@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from carrel.process.request_limits import check_grammar
 from gateway.answer_parts import AnswerParts
@@ -72,11 +73,13 @@ class Dialect:
         if request.tools is None and not thinks:
             return None
         end = self._tokenizer.decode(prompt[-NUM_LAST_TOKENS:]).rstrip()
-        is_parallel = request.tools is None or request.tools.is_parallel
         return AnswerParts(
             (lambda: ReasoningReader(end.endswith(BEGIN), request.hides_reasoning)) if thinks else None,
-            None if request.tools is None else lambda index: CallsReader(index, self._calls, is_parallel),
+            None if request.tools is None else partial(self._reader, request.tools),
         )
+
+    def _reader(self, tools: Tools, index: int) -> CallsReader:
+        return CallsReader(index, self._calls, tools.is_parallel, {tool.name for tool in tools.tools})
 
     def _grammar(self, request: ChatRequest, tools: Tools) -> str | None:
         """None: the answer is not held to any of its tools."""
