@@ -14,7 +14,7 @@ from gateway.tokenizer import Tokenizer
 from gateway.tool_calls import FAMILIES, CallsReader, family_of
 from gateway.tool_calls.checks import check_messages
 from gateway.tool_calls.families import takes_tools
-from gateway.tool_calls.written import as_text
+from gateway.tool_calls.written import as_text, one_by_one
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 AUTO, NONE = "auto", "none"
@@ -59,6 +59,9 @@ class Dialect:
     def written(self, request: ChatRequest) -> ChatRequest:
         """The prepared request for the template that there is; of thousands of calls it belongs in a thread."""
         if self._takes_tools:
+            has_several = any(len(message.tool_calls) > 1 for message in request.messages)
+            if has_several and self._tokenizer.takes_one_call:
+                return replace(request, messages=tuple(one_by_one(request.messages)))
             return request
         tools = () if request.tools is None else request.tools.tools
         return replace(request, messages=as_text(request.messages, tools, self._calls))

@@ -1,11 +1,12 @@
-"""Tools for models whose chat template has no place for them: as text, as Hermes has them."""
+"""Calls and tools for models whose chat template has no place for them, or takes one call a message."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from gateway.exchange import Message, Tool
@@ -38,6 +39,24 @@ def as_text(messages: Sequence[Message], tools: Sequence[Tool], calls: CallForma
     if written and written[0].role in SYSTEM:
         return (replace(written[0], content=f"{written[0].content}\n\n{instruction}"), *written[1:])
     return (Message("system", instruction), *written)
+
+
+def one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
+    """The same chat in messages of one call each, every call before its answer."""
+    left = deque(messages)
+    while left:
+        message = left.popleft()
+        if len(message.tool_calls) < 2:
+            yield message
+            continue
+        answers = defaultdict[str | None, deque[Message]](deque)
+        while left and left[0].role == "tool":
+            answers[left[0].tool_call_id].append(left.popleft())
+        for at, call in enumerate(message.tool_calls):
+            yield replace(message, tool_calls=(call,)) if not at else Message(message.role, "", (call,))
+            if answers[call.id]:
+                yield answers[call.id].popleft()
+        yield from chain.from_iterable(answers.values())
 
 
 def _written(messages: Sequence[Message], calls: CallFormat) -> Iterator[Message]:
