@@ -49,7 +49,10 @@ class CallText:
     def push(self, text: str) -> str:
         """Take more. Returns what stands behind the object's end."""
         begin = len(self.text)
-        self.text += text
+        # one reference alone: Python then appends in place
+        whole, self.text = self.text, ""
+        whole += text
+        self.text = whole
         for at in range(begin, len(self.text)):
             self._read(at, self.text[at])
             if self.is_over:

@@ -12,8 +12,8 @@ from gateway.tool_calls.call import WHITE_SPACE, CallText
 from gateway.tool_calls.families import CallFormat
 
 # Mistral's later models write a call as its name and its arguments
-_NAMED = re.compile(r"[ \t\r\n]*([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9]{0,64})?(?:\[ARGS\])?(?=\{)")
-_BEGUN_NAME = re.compile(r"[ \t\r\n]*[A-Za-z0-9_.\[\]-]{0,200}")
+_NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9]{0,64})?(?:\[ARGS\])?(?=\{)")
+_BEGUN_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{0,200}")
 # Llama's, before calls of tools that it has learnt
 _PYTHON_TAG = "<|python_tag|>"
 # what models write between calls, a bracket too many included
@@ -66,15 +66,15 @@ class CallsReader:
 
     def flush(self) -> Iterator[Part]:
         """What still waits, once it is known that nothing follows."""
-        held = self._lead + self._held
+        text = self._lead + self._held
         match self._state:
             case _State.CALL:
-                held = "" if self._call.is_call else self._lead + self._call.text
+                text = "" if self._call.is_call else self._lead + self._call.text
             case _State.BETWEEN if self._is_behind_call:
-                rest = self._held.lstrip(self._between)
-                held = self._held if rest and not self._closer.startswith(rest) else ""
+                # "" begins every closer, also one that is empty
+                text = "" if self._closer.startswith(self._held) else text
         self._held = self._lead = ""
-        yield from self._tell(held)
+        yield from self._tell(text)
 
     def _step(self) -> Step:
         match self._state:
@@ -92,16 +92,18 @@ class CallsReader:
         text, found, rest = self._held.partition(opener) if opener else (self._held, "", "")
         whole = text if found or not opener else text[: len(text) - num_ambiguous(text, (opener,))]
         said = whole.rstrip(WHITE_SPACE) if opener else whole
-        waiting = text[len(said) :]
+        if said:
+            yield from self._tell(self._lead + said)
+            self._lead = ""
+        self._lead += whole[len(said) :]
+        self._held = text[len(whole) :]
         if found:
-            self._state, self._lead, self._held = _State.OPENED, waiting + opener, rest
-        else:
-            self._held = waiting
-        yield from self._tell(said)
+            self._state, self._lead, self._held = _State.OPENED, self._lead + opener, rest
         return bool(found)
 
     def _read_opened(self) -> Step:
-        rest = self._held.lstrip(WHITE_SPACE)
+        self._skip(WHITE_SPACE)
+        rest = self._held
         is_list = bool(self._format.list_begin) and rest.startswith(self._format.list_begin)
         if is_list:
             rest = rest.removeprefix(self._format.list_begin).lstrip(WHITE_SPACE)
@@ -114,8 +116,7 @@ class CallsReader:
         elif self._format.is_special and _BEGUN_NAME.fullmatch(self._held):
             return False
         else:
-            self._state = _State.TEXT
-            yield from self._tell_lead()
+            yield from self._end_lead(self._lead)
         return True
 
     def _begin_call(self, rest: str, is_list: bool, name: str | None = None) -> None:
@@ -141,29 +142,35 @@ class CallsReader:
             self._state, self._lead, self._is_behind_call = _State.BETWEEN, "", True
             self.num_calls += bool(self._id)
         else:
-            self._state, self._lead = _State.TEXT, self._lead + call.text
-            yield from self._tell_lead()
+            yield from self._end_lead(self._lead + call.text)
         return True
 
     def _read_between(self) -> bool:
         opener = self._format.opener or _PYTHON_TAG
-        rest = self._held.lstrip(self._between)
-        if self._closer and rest.startswith(self._closer):
-            self._state, self._held = _State.TEXT, rest.removeprefix(self._closer)
-        elif rest.startswith(opener):
-            self._lead = self._held[: len(self._held) - len(rest)] + opener
-            self._state, self._held = _State.OPENED, rest.removeprefix(opener)
-        elif rest.startswith("{") and not self._is_named:
-            self._begin_call(rest, self._closer == self._format.list_end)
-        elif self._closer.startswith(rest) or opener.startswith(rest):
+        self._skip(self._between)
+        if self._closer and self._held.startswith(self._closer):
+            self._state, self._lead, self._held = _State.TEXT, "", self._held.removeprefix(self._closer)
+        elif self._held.startswith(opener):
+            self._state, self._lead = _State.OPENED, self._lead + opener
+            self._held = self._held.removeprefix(opener)
+        elif self._held.startswith("{") and not self._is_named:
+            self._begin_call(self._held, self._closer == self._format.list_end)
+        elif self._closer.startswith(self._held) or opener.startswith(self._held):
             return False
         else:
-            self._state = _State.TEXT
+            self._state, self._lead, self._held = _State.TEXT, "", self._lead + self._held
         return True
 
-    def _tell_lead(self) -> Iterator[Part]:
-        lead, self._lead = self._lead, ""
-        yield from self._tell(lead)
+    def _skip(self, characters: str) -> None:
+        rest = self._held.lstrip(characters)
+        self._lead += self._held[: len(self._held) - len(rest)]
+        self._held = rest
+
+    def _end_lead(self, text: str) -> Iterator[Part]:
+        """What might have become a call is text, but for white space, which the next call may follow."""
+        said = text.rstrip(WHITE_SPACE) if self._format.opener else text
+        self._state, self._lead = _State.TEXT, text[len(said) :]
+        yield from self._tell(said)
 
     def _tell(self, text: str) -> Iterator[Part]:
         if text := text.lstrip(WHITE_SPACE) if self._is_behind_call else text:

@@ -79,7 +79,8 @@ def calls(rng: random.Random, family: str) -> str:
             return space.join(f"{opener}{each}" for each in many)
         case _, "mistral":
             middle = rng.choice(["", "[ARGS]", "[CALL_ID]abc1[ARGS]"])
-            return "".join(f"{opener}f{middle}{literal(rng, arguments(rng))}" for _ in many)
+            named = "".join(f"{opener}f{middle}{literal(rng, arguments(rng))}" for _ in many)
+            return named + rng.choice(["", "", f",{space}{many[0]}"])
     return rng.choice(["", opener]) + rng.choice(["; ", ", ", "\n", f";{opener}"]).join(many)
 
 
