@@ -12,6 +12,7 @@ from gateway.exchange import ChatRequest, TokenIds, ToolChoice, Tools
 from gateway.reasoning import BEGIN, ReasoningReader
 from gateway.tokenizer import Tokenizer
 from gateway.tool_calls import FAMILIES, CallsReader, family_of
+from gateway.tool_calls.arguments import taken_back
 from gateway.tool_calls.checks import check_messages
 from gateway.tool_calls.families import takes_tools
 from gateway.tool_calls.written import as_text, one_by_one
@@ -44,6 +45,7 @@ class Dialect:
         """The request with the grammar of its tools, its effort for the template, and telling reasoning where there may
         be any. Raises InvalidRequest and TooLarge."""
         check_messages(request.messages)
+        request = replace(request, messages=tuple(map(taken_back, request.messages)))
         if (effort := request.reasoning_effort) is not None:
             if not self._takes_effort:
                 raise InvalidRequest(f"This model's chat template knows no {EFFORT}: leave it out.", EFFORT)

@@ -66,7 +66,7 @@ class Tokenizer:
 
     @cached_property
     def takes_one_call(self) -> bool:
-        """Whether the template writes a message of one call, but refuses a message of several or leaves out some."""
+        """True if the template writes a message of one call, but refuses a message of several or leaves some out."""
         return self._writes_calls(1) and not self._writes_calls(2)
 
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:

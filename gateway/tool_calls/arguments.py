@@ -1,16 +1,30 @@
-"""A call's arguments: from the text that a model wrote to the object that templates and clients take."""
+"""Text that a model wrote, for the next turn: its answers, and its calls' arguments as the object that templates and
+clients take."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from gateway.exchange import Message
 from gateway.json_text import read_json
 
 # Anthropic's name for arguments that are not a JSON object
 INVALID = "INVALID_JSON"
 # so deep they fit into a body beside what is around them
 MAX_DEPTH = 100
+# no tokenizer should see it
+NUL, REPLACED = "\x00", "\ufffd"
+
+
+def taken_back(message: Message) -> Message:
+    """The message; an assistant's with U+FFFD for NUL characters, which a model may write and a client may not."""
+    reasoning = message.reasoning or ""
+    if message.role != "assistant" or (NUL not in message.content and NUL not in reasoning):
+        return message
+    content = message.content.replace(NUL, REPLACED)
+    return replace(message, content=content, reasoning=reasoning.replace(NUL, REPLACED) or None)
 
 
 def read_arguments(text: str) -> dict[str, Any]:
@@ -23,7 +37,7 @@ def read_arguments(text: str) -> dict[str, Any]:
         found = _plain(read_json(text), MAX_DEPTH)
     except ValueError:
         found = None
-    return found if type(found) is dict else {INVALID: text.replace("\x00", "\ufffd")}
+    return found if type(found) is dict else {INVALID: text.replace(NUL, REPLACED)}
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -32,7 +46,7 @@ def _plain(value: Any, depth: int) -> Any:
         raise ValueError("too deep")
     match value:
         case str():
-            return value.replace("\x00", "\ufffd")
+            return value.replace(NUL, REPLACED)
         case float():
             return value if math.isfinite(value) else None
         case dict():

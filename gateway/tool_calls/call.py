@@ -62,7 +62,7 @@ class CallText:
 
     @property
     def is_call(self) -> bool:
-        """Whether it is known to be a call."""
+        """True once it is known to be a call."""
         if self.name is None:
             return False
         has_arguments = self._begin >= 0 or self._arguments is not None
@@ -117,7 +117,7 @@ class CallText:
                 self._begin, self._has_arguments = at, True
 
     def _end_value(self, end: int, kind: _Kind) -> None:
-        """kind: of values that end so."""
+        """kind: the kind of value that ends here."""
         if self._depth > 1 or self._value < 0 or not self._key or _kind(self.text[self._value]) is not kind:
             return
         text = self.text[self._value : end].rstrip(WHITE_SPACE)

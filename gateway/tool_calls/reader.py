@@ -65,7 +65,7 @@ class CallsReader:
             pass
 
     def flush(self) -> Iterator[Part]:
-        """What still waits, once it is known that nothing follows."""
+        """Return the parts that still wait, once it is known that nothing follows."""
         text = self._lead + self._held
         match self._state:
             case _State.CALL:
@@ -167,7 +167,7 @@ class CallsReader:
         self._held = rest
 
     def _end_lead(self, text: str) -> Iterator[Part]:
-        """What might have become a call is text, but for white space, which the next call may follow."""
+        """Report as text what might have become a call; white space at its end waits for what follows."""
         said = text.rstrip(WHITE_SPACE) if self._format.opener else text
         self._state, self._lead = _State.TEXT, text[len(said) :]
         yield from self._tell(said)

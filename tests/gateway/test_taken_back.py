@@ -1,4 +1,4 @@
-"""What a model may write of calls, whatever it is, over every API: it ends in no 500, and the next turn takes it."""
+"""Answers as a model may write them, over every API: none ends in 500, and the next turn takes each back."""
 
 from __future__ import annotations
 
@@ -170,3 +170,22 @@ def test_schemas_of_tools_over_grpc(stack: Stack) -> None:
     with grpc.insecure_channel(stack.grpc_target) as channel:
         assert list(chat_pb2_grpc.ChatStub(channel).Complete(request, timeout=PATIENCE))
     assert "\ufffd" in stack.tokenizer.decode(list(stack.script.requests[0].prompt_token_ids))
+
+
+def test_a_nul_character_of_an_answer(http: httpx.Client, stack: Stack) -> None:
+    said = "a\x00b"
+    asked = {"role": "user", "content": "so?"}
+    stack.say(said)
+    message = post(http, "/v1/chat/completions", {"messages": [ASKED]})["choices"][0]["message"]
+    first = post(http, "/v1/responses", {"input": "hi"})
+    blocks = post(http, "/v1/messages", {"messages": [ASKED], "max_tokens": 99})["content"]
+    assert message["content"] == first["output"][0]["content"][0]["text"] == blocks[0]["text"] == said
+    stack.say("x")
+    post(http, "/v1/chat/completions", {"messages": [ASKED, {**message, "reasoning": said}, asked]})
+    post(http, "/v1/responses", {"input": "so?", "previous_response_id": first["id"]})
+    post(http, "/v1/responses", {"input": [ASKED, *first["output"], asked]})
+    answered = [ASKED, {"role": "assistant", "content": blocks}, asked]
+    post(http, "/v1/messages", {"messages": answered, "max_tokens": 99})
+    prompts = [stack.tokenizer.decode(list(each.prompt_token_ids)) for each in stack.script.requests]
+    assert len(prompts) == 4
+    assert all("a\ufffdb" in prompt and "\x00" not in prompt for prompt in prompts)
