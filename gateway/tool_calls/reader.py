@@ -9,13 +9,13 @@ from collections.abc import Generator, Iterator, Set
 from gateway.answer_text import num_ambiguous
 from gateway.exchange import TextDelta, ToolCallDelta
 from gateway.tool_calls.call import WHITE_SPACE, CallText
-from gateway.tool_calls.families import CallFormat
+from gateway.tool_calls.families import PYTHON_TAG, CallFormat
 
 # Mistral's later models write a call as its name and its arguments
 _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9]{0,64})?(?:\[ARGS\])?(?=\{)")
 _BEGUN_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{0,200}")
 # Llama's, before calls of tools that it has learnt
-_PYTHON_TAG = "<|python_tag|>"
+
 # what models write between calls, a bracket too many included
 _BETWEEN = f"{WHITE_SPACE},;}}]"
 
@@ -146,7 +146,7 @@ class CallsReader:
         return True
 
     def _read_between(self) -> bool:
-        opener = self._format.opener or _PYTHON_TAG
+        opener = self._format.opener or PYTHON_TAG
         self._skip(self._between)
         if self._closer and self._held.startswith(self._closer):
             self._state, self._lead, self._held = _State.TEXT, "", self._held.removeprefix(self._closer)
