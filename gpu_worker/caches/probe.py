@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches.output_error import output_errors
+from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.oracle.policy import exact_weights
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
@@ -122,13 +123,20 @@ def _recall(weights: Tensor, sequence: Sequence, selected: Tensor) -> Tensor:
     num_best = min(sequence.plan.num_selected or 0, end - begin)
     if not num_best:
         return weights.new_ones(weights.shape[0])
-    return _found(weights[:, :, begin:end].topk(num_best, dim=2).indices + begin, selected, weights)
+    return _found(_best(weights[:, :, begin:end], num_best) + begin, selected, weights)
 
 
 def _best_recall(weights: Tensor, sequence: Sequence, positions: Tensor) -> Tensor:
     """Share of the budget's best tokens that were attended, the mean over KV heads: [L]."""
     num_best = min(sequence.plan.budget_tokens, weights.shape[2])
-    return _found(weights.topk(num_best, dim=2).indices, positions, weights)
+    return _found(_best(weights, num_best), positions, weights)
+
+
+def _best(weights: Tensor, count: int) -> Tensor:
+    """Find each head's `count` largest weights, ties by the rule that selections follow: int64 [L, H_kv, count]."""
+    counts = torch.full((weights.shape[0],), count, device=weights.device)
+    # NaN is never taken: then pads are left, for which any place will do.
+    return top_k(weights, counts, count).clamp(min=0)
 
 
 def _found(best: Tensor, positions: Tensor, weights: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from kv_store.client.indexes import PQ_METRICS, PQParams
 from kv_store.client.layout import Layout
 from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
-from kv_store.index.keys import Keys, KeySource
+from kv_store.index.keys import Keys, KeySource, first_equals
 from kv_store.topk import pq_scores, top_k_positions
 
 _SEED_MASK = 0x7FFF_FFFF
@@ -147,15 +147,15 @@ def _squares(parts: Keys) -> Keys:
 
 
 class _Coder:
-    """Names the nearest centroid of each part, of codebooks float32 [m, 2**b, w]; the first of equal centroids."""
+    """Names the nearest centroid of each part, of codebooks float32 [m, 2**b, w]."""
 
     def __init__(self, codebooks: Keys, num_bits: int) -> None:
         self._num_parts, _, width = codebooks.shape
         self._num_bits = num_bits
         self._quantizer = faiss.ProductQuantizer(self._num_parts * width, self._num_parts, num_bits)
         faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), self._quantizer.centroids)
-        # FAISS leaves it to the processor which of equal centroids it names.
-        self._first_equals = np.stack([_first_equals(codebook) for codebook in codebooks])
+        # FAISS leaves it to the processor which of equal centroids it names: the first one here.
+        self._first = [first_equals(codebook) for codebook in codebooks]
 
     def codes(self, parts: Keys) -> npt.NDArray[np.uint8]:
         """Code parts [m, n, w]: uint8 [n, m]."""
@@ -166,17 +166,8 @@ class _Coder:
         codes = np.empty((num_rows, self._num_parts), np.uint8)
         wide = np.zeros((num_rows, packed.shape[1] + 1), np.uint16)
         wide[:, :-1] = packed
-        for part, first_equals in enumerate(self._first_equals):
+        for part, first in enumerate(self._first):
             byte, shift = divmod(part * self._num_bits, 8)
             code = ((wide[:, byte] | wide[:, byte + 1] << 8) >> shift) & ((1 << self._num_bits) - 1)
-            codes[:, part] = first_equals[code]
+            codes[:, part] = first[code]
         return codes
-
-
-def _first_equals(codebook: Keys) -> npt.NDArray[np.uint8]:
-    """The number of the first centroid that equals each of [2**b, w]: uint8 [2**b]."""
-    first: dict[bytes, int] = {}
-    # Adding zero makes -0.0 and 0.0 one.
-    return np.array(
-        [first.setdefault(row.tobytes(), code) for code, row in enumerate(codebook + 0.0)], np.uint8
-    )

@@ -215,6 +215,25 @@ def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
     assert index.select_head(keys[:1], [(centroids, labels)], 6, 1.0).tolist() == list(range(6))
 
 
+@pytest.mark.parametrize("metric", ["cosine", "l2", "ip"])
+def test_keys_that_clusters_tie_for_are_of_the_first(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_of_equals(
+        points: np.ndarray, centroids: np.ndarray, k: int, metric: int
+    ) -> tuple[None, np.ndarray]:
+        products = points @ centroids.T
+        nearest = -squared_distances(points, centroids) if metric == faiss.METRIC_L2 else products
+        return None, len(centroids) - 1 - nearest[:, ::-1].argmax(axis=1)[:, None]
+
+    monkeypatch.setattr(faiss, "knn", last_of_equals)
+    keys = np.zeros((40, 8), np.float32)
+    keys[:5, 0] = 4.0
+    (centroids, labels) = make_index(KMeansParams(9, metric)).fit_head(ArrayKeys(keys), OPTIONS).arrays
+    for row, label in enumerate(labels):
+        assert label == (centroids == centroids[label]).all(axis=1).argmax()
+        assert metric != "l2" or np.allclose(centroids[label], keys[row], atol=0.1)
+    assert metric == "l2" or (labels[5:] == 0).all()
+
+
 @pytest.mark.parametrize(
     "params",
     [
