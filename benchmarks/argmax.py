@@ -40,6 +40,7 @@ from gpu_worker.records import (
     SamplingParams,
     TokenEvent,
 )
+from gpu_worker.sampling.filters import first_k
 from kv_store.local import LocalStore
 
 ARENA_BYTES = 64 << 20
@@ -117,9 +118,11 @@ def _transformers(
     for text in texts:
         inputs = torch.tensor([text], device=options.device)
         logits = loaded(inputs, use_cache=False, logits_to_keep=options.forced + 1).logits[0].float()
-        top = logits.topk(2, dim=-1)
-        best.append(top.indices[:, 0].cpu())
-        margin.append((top.values[:, 0] - top.values[:, 1]).cpu())
+        # In the engine's order, where of equal logits the smaller token is the first.
+        token_ids = first_k(logits, 2)
+        top = logits.gather(-1, token_ids)
+        best.append(token_ids[:, 0].cpu())
+        margin.append((top[:, 0] - top[:, 1]).cpu())
     del loaded
     gc.collect()
     if options.device.startswith("cuda"):
