@@ -73,7 +73,7 @@ CLIENTS := build/clients
 
 $(CLIENTS)/.ready: Makefile | $(READY)
 	test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet "lm_eval[api]>=0.4.9" transformers litellm langchain-openai \
+	$(CLIENTS)/bin/python -m pip install --quiet "lm_eval[api,longbench]>=0.4.13" transformers litellm langchain-openai \
 		"grafana-foundation-sdk==1769699379!11.6.0"
 	@touch $@
 
