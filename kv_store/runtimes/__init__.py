@@ -59,6 +59,8 @@ def load_runtime(name: str) -> type[Runtime]:
     os.environ["RAY_AUTH_MODE"] = "token"
     # By default 15: requests that wait for the store would wait for every other process of the machine.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray's own spelling)
+    # By default Ray kills what it runs when 95 % of the memory is in use, which an arena is there to do.
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 (Ray's own spelling)
     # Without clusters Ray uses the loopback address; with them it replaces 127.0.0.1 by an outside one.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     from kv_store.runtimes.ray_local import RayRuntime

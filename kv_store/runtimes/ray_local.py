@@ -133,17 +133,23 @@ def _socket_paths(config: StoreConfig) -> list[Path]:
 
 
 def _private_folder(config: StoreConfig) -> str:
-    """A new 0700 folder beside the socket, where the supervisor cleans too, or where paths are short enough."""
+    """Make a 0700 folder where paths are short enough: in RAY_TMPDIR, beside the socket (the supervisor cleans there
+    too), or among temporary files."""
+    parents = [os.environ.get("RAY_TMPDIR", ""), tempfile.gettempdir(), "/tmp"]
     if config.socket_path is not None:
         config.socket_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = str(config.socket_path.parent)
-        if len(beside) + len("/ray-12345678") <= _MAX_FOLDER_CHARACTERS:
-            return tempfile.mkdtemp(prefix="ray-", dir=beside)
-    folder = tempfile.mkdtemp(prefix="ray-")
-    if len(folder) > _MAX_FOLDER_CHARACTERS:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    return folder
+        parents.insert(1, str(config.socket_path.parent))
+    fits = [
+        each
+        for each in parents
+        if each.startswith("/") and len(each) + len("/ray-12345678") <= _MAX_FOLDER_CHARACTERS
+    ]
+    try:
+        return tempfile.mkdtemp(prefix="ray-", dir=fits[0])
+    except OSError as exc:
+        raise ConfigError(
+            f"--runtime ray: no folder for Ray can be made in {fits[0]}: {exc.strerror}; set RAY_TMPDIR to another"
+        ) from exc
 
 
 def _use_token(folder: str) -> None:
