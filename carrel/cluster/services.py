@@ -30,8 +30,8 @@ class ReplicaServices:
     """Serving when constructed, until `close`; nothing is left when the constructor raises ReplicaStartError.
 
     The store is an actor in the second bundle of the replica's placement group, so on this node, and ends with the
-    replica, which owns it. Its trainers are actors of low priority that it owns. Ray restarts the store; the worker then
-    attaches to it again. `on_worker_death` is called with the reason when the worker ends by itself.
+    replica, which owns it. Its trainers are actors of low priority, which the store owns. Ray restarts the store; the
+    worker then attaches to it again. `on_worker_death` is called with the reason when the worker ends by itself.
     """
 
     def __init__(self, resolved: Resolved[ClusterOptions], on_worker_death: Callable[[str], None]) -> None:

@@ -61,6 +61,9 @@ def load_runtime(name: str) -> type[Runtime]:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray's own spelling)
     # By default Ray kills what it runs when 95 % of the memory is in use, which an arena is there to do.
     os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 (Ray's own spelling)
+    # By default 512 MiB, and five older ones, of each of its processes: a container keeps them in memory.
+    os.environ["RAY_ROTATION_MAX_BYTES"] = str(256 << 10)
+    os.environ["RAY_ROTATION_BACKUP_COUNT"] = "1"
     # Without clusters Ray uses the loopback address; with them it replaces 127.0.0.1 by an outside one.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     from kv_store.runtimes.ray_local import RayRuntime
