@@ -52,7 +52,7 @@ def counts(server: Serving) -> Counts:
 def options_of_readme() -> list[str]:
     """Those of README's line, as make passes them on."""
     [line] = re.findall(
-        r'^\$ make serve ARGS="(.+--transport.+)"$', (ROOT / "README.md").read_text(), re.MULTILINE
+        r'^\$ make serve ARGS="(.+--transport[^"]+)"', (ROOT / "README.md").read_text(), re.MULTILINE
     )
     return shlex.split(line)
 
