@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import httpx
 
@@ -93,14 +93,16 @@ def stop_all(deployment: Deployment) -> Drain:
 def _killed_store(deployment: Deployment, name: str, kill: Callable[[], None]) -> Fault:
     """As `_killed`; Ray runs the new store and its trainers too."""
     epoch = deployment.epoch()
-    fault = _killed(deployment, STORE, {httpx.codes.SERVICE_UNAVAILABLE}, kill)
+    fault = _killed(deployment, STORE, {httpx.codes.SERVICE_UNAVAILABLE}, kill, name)
     if deployment.epoch() == epoch:
         raise CheckFailed(f"the new store has the epoch {epoch} of the dead one")
     check_actors(deployment)
-    return replace(fault, name=name)
+    return fault
 
 
-def _killed(deployment: Deployment, service: str, not_ready: set[int], kill: Callable[[], None]) -> Fault:
+def _killed(
+    deployment: Deployment, service: str, not_ready: set[int], kill: Callable[[], None], name: str = ""
+) -> Fault:
     """Kill a process of the service under a stream that recalls, and see all be well again."""
     started = _starts(deployment)
     with _watched(deployment) as statuses:
@@ -126,7 +128,9 @@ def _killed(deployment: Deployment, service: str, not_ready: set[int], kill: Cal
     if changed != {service}:
         raise CheckFailed(f"{service} killed: started again were {sorted(changed)}")
     wait_until("all are healthy", deployment.is_healthy, BACK_S)
-    fault = Fault(service, tuple(statuses), round(ended - killed, 1), stream.error, round(ready - killed, 1))
+    fault = Fault(
+        name or service, tuple(statuses), round(ended - killed, 1), stream.error, round(ready - killed, 1)
+    )
     print(f"compose-test: {fault}", flush=True)
     return fault
 
