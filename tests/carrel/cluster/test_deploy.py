@@ -141,7 +141,7 @@ def test_the_kubernetes_manifest_is_what_kuberay_reads() -> None:
         for container in spec["containers"]:
             assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
             assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
-            # Ray gives what it runs the priority of any process, and kills nothing of it where an arena fills the memory
+            # the priority of any process, and nothing is killed where an arena fills the memory
             environment = {each["name"]: each.get("value") for each in container["env"]}
             assert environment["RAY_worker_niceness"] == environment["RAY_memory_monitor_refresh_ms"] == "0"
 
