@@ -15,6 +15,7 @@ from carrel.process.logs import FORMAT_HELP
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.settings import Parser, parse
 from carrel.process.tracing import OTLP_HELP
+from gateway.auth import api_keys
 from gateway.errors import ConfigError
 from gateway.key_file import MAX_WEIGHT, read_keys
 
@@ -41,6 +42,7 @@ class ListenOptions:
         "process listing shows",
         name="api-key",
         metavar="KEY",
+        parse=api_keys,
         secret=True,
     )
     api_keys_file: Path | None = option(
@@ -128,6 +130,21 @@ class GatewayOptions:
     )
     max_body_bytes: int | None = option(
         None, "largest request body (default: 32 bytes a token of context)", parse=num_bytes, metavar="SIZE"
+    )
+    max_incoming_bytes: int = option(
+        "256MiB",
+        "memory for request bodies that are being received, of all clients together; one API key, or without keys one "
+        "address, has a quarter of it. A body waits for room for 10 s, and then gets 429 or 503",
+        parse=num_bytes,
+        metavar="SIZE",
+    )
+    body_timeout_s: float = option(
+        60.0,
+        "seconds in which a request's body must arrive",
+        name="body-timeout",
+        metavar="S",
+        gt=0,
+        allow_inf_nan=False,
     )
     request_timeout_s: float = option(
         1800.0, "seconds a request may take", name="request-timeout", metavar="S", gt=0, allow_inf_nan=False

@@ -72,7 +72,10 @@ class ChatService:
         self.admission = Admission(config.max_concurrent, self._places_of)
         self.metrics.draining.set_function(lambda: self.admission.is_draining)
         self.status = WorkerStatus(worker, self.admission, rehearsal)
-        self.bodies = BodyLimits(self.status, config.max_body_bytes)
+        self.bodies = BodyLimits(
+            self.status, config.max_body_bytes, config.max_incoming_bytes, config.body_timeout_s
+        )
+        self.metrics.incoming.set_function(lambda: self.bodies.room.num_bytes)
         self.sessions = Sessions(worker, self.status, self.admission)
         self._runner = PlanRunner(
             config,

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import TRACEPARENT, read_traceparent
-from gateway.auth import KeyRing
+from gateway.auth import KeyRing, only
 from gateway.errors import Unauthorized
 from gateway.exchange import public_id
 from gateway.metrics import Metrics
@@ -82,9 +82,8 @@ class AuthMiddleware:
         if is_guarded:
             headers = Headers(scope=scope)
             # Anthropic's clients send the key alone
-            key = headers.get("x-api-key")
-            named = f"Bearer {key}" if key is not None else None
-            caller = self._keys.caller(headers.get("authorization", named))
+            alone = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+            caller = self._keys.caller(only(headers.getlist("authorization") or alone))
             if caller is None:
                 self._metrics.count_rejected(error := Unauthorized())
                 await refusal(scope, error)(scope, receive, send)

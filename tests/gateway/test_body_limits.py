@@ -150,7 +150,7 @@ def test_before_the_worker_is_known_a_long_body_waits_for_it() -> None:
     """It may be within the limits of the model that loads."""
 
     async def excess(worker: Mock) -> Exception:
-        return (await BodyLimits(WorkerStatus(worker, Mock()), None).now()).excess()
+        return (await BodyLimits(WorkerStatus(worker, Mock()), None, 2**20, 1.0).now()).excess()
 
     away = Mock(info=AsyncMock(side_effect=WorkerUnavailable()))
     assert isinstance(asyncio.run(excess(away)), WorkerUnavailable)
