@@ -52,8 +52,9 @@ class ListenOptions:
     )
     max_connections: int | None = option(
         None,
-        "open HTTP connections; for one more the longest idle one is closed, and where none is idle it gets 503 "
-        "(default: three quarters of the descriptors that the process may have, at most 8192)",
+        "open HTTP connections; for one more the key or address with the most loses one that has no request or whose "
+        "request's body is still being sent, and where there is none it gets 503 "
+        "(default: three quarters of the descriptors that the process may have, at most 8192, and 128 fewer than them)",
         metavar="N",
         ge=1,
     )
@@ -283,7 +284,13 @@ class GatewayConfig(ListenOptions, GatewayOptions):
     @property
     def connection_limit(self) -> int:
         """Open HTTP connections at most; chat gRPC, the worker and files have the other descriptors."""
-        return self.max_connections or min(num_descriptors() * 3 // 4, MOST_CONNECTIONS)
+        free = num_descriptors() - OTHER_DESCRIPTORS
+        return self.max_connections or max(1, min(num_descriptors() * 3 // 4, free, MOST_CONNECTIONS))
+
+    @property
+    def grpc_connection_limit(self) -> int:
+        """Open connections of chat gRPC at most: half of the descriptors that HTTP leaves."""
+        return max(1, min((num_descriptors() - self.connection_limit) // 2, MOST_CONNECTIONS))
 
     @functools.cached_property
     def model_names(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from carrel.process.tracing import Tracer, make_tracer
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.first_request import FirstRequest
-from gateway.listener import AcceptErrors, bind
+from gateway.listener import bind
 from gateway.rest.server import RESTServer
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
@@ -40,7 +40,6 @@ async def serve(config: GatewayConfig) -> None:
     parent = os.getppid()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(AcceptErrors())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     tracer = make_tracer("gateway", config.otlp_endpoint)

@@ -16,6 +16,7 @@ from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
 from gateway.rest.page import PATH as PAGE_PATH
 from gateway.rest.refusals import refusal
+from gateway.rest.seats import Seat
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
 # for a key themselves.
@@ -88,7 +89,12 @@ class AuthMiddleware:
                 self._metrics.count_rejected(error := Unauthorized())
                 await refusal(scope, error)(scope, receive, send)
                 return
-            scope.setdefault("state", {})["caller"] = caller
+            state = scope.setdefault("state", {})
+            state["caller"] = caller
+            # Ray Serve's proxies have connections of their own
+            seat: Seat | None = state.get("seat")
+            if caller and seat is not None:
+                seat.belong(caller)
             send = self._telling(caller, send)
         await self._app(scope, receive, send)
 

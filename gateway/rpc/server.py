@@ -103,6 +103,7 @@ class ChatServer:
                 ),
                 # of one connection; the last of them are told that the server is full
                 ("grpc.max_concurrent_streams", config.max_concurrent + MAX_WATCHES),
+                ("grpc.max_allowed_incoming_connections", config.grpc_connection_limit),
                 ("grpc.server_handshake_timeout_ms", round(min(config.header_timeout_s, 3600.0) * 1000)),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.keepalive_time_ms", IDLE_MS),
