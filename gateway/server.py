@@ -19,6 +19,7 @@ from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.first_request import FirstRequest
 from gateway.listener import bind
+from gateway.memory import keep_giving_back
 from gateway.rest.server import RESTServer
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
@@ -64,6 +65,7 @@ async def _run(
     rest = RESTServer(config, service, CLOSE_TIMEOUT_S)
     rest_task = asyncio.create_task(rest.serve([listener]))
     watch = asyncio.create_task(_watch_parent(parent, ended))
+    memory = asyncio.create_task(keep_giving_back(service))
     try:
         if chat is not None:
             await chat.start()
@@ -81,8 +83,9 @@ async def _run(
             log.warning("%d requests were cut off", service.admission.num_running)
     finally:
         watch.cancel()
+        memory.cancel()
         rest.should_exit = True
-        await asyncio.gather(rest_task, watch, return_exceptions=True)
+        await asyncio.gather(rest_task, watch, memory, return_exceptions=True)
         if chat is not None:
             await chat.stop(CLOSE_TIMEOUT_S)
 

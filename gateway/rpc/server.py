@@ -103,6 +103,8 @@ class ChatServer:
                 ),
                 # of one connection; the last of them are told that the server is full
                 ("grpc.max_concurrent_streams", config.max_concurrent + MAX_WATCHES),
+                # what comes before a message is asked for is 64 KiB of a call, and not as much as the network carries
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.max_allowed_incoming_connections", config.grpc_connection_limit),
                 ("grpc.server_handshake_timeout_ms", round(min(config.header_timeout_s, 3600.0) * 1000)),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
