@@ -34,17 +34,8 @@ class Turn:
     @property
     def num_bytes(self) -> int:
         """What it takes, or more."""
-        calls = [call for message in self.messages for call in message.tool_calls]
-        texts = [
-            *(text for each in calls for text in (each.id, each.name, each.arguments)),
-            *(
-                text
-                for each in self.messages
-                for text in (each.role, each.content, each.tool_call_id, each.name, each.reasoning)
-            ),
-        ]
-        num_chars = sum(len(text) for text in texts if text is not None)
-        num_records = len(self.messages) + len(calls)
+        num_chars = sum(message.num_chars for message in self.messages)
+        num_records = sum(1 + len(message.tool_calls) for message in self.messages)
         return TURN_BYTES + RECORD_BYTES * num_records + CHAR_BYTES * num_chars + len(self.answer)
 
 

@@ -16,7 +16,7 @@ from carrel.process.request_context import rename_request
 from gateway.body_limits import BodyLimit, BodyLimits
 from gateway.errors import InvalidRequest, SlowBody
 from gateway.rest.fields import NOT_DONE
-from gateway.rest.parsing import parse
+from gateway.rest.parsing import look, parse
 from gateway.rest.schemas import AnswerBody, Body
 
 MAX_ERRORS = 10
@@ -64,9 +64,11 @@ async def read_body(request: Request, kind: type[B], limits: BodyLimits) -> B:
     limit = await limits.now()
     async with limits.room.taken(_owner(request), _max_bytes(request, limit)):
         raw = await _read(request, limit, limits.timeout_s)
-        async with limits.turn:
+        caller = request.state.caller
+        looked = await look(raw, limit.max_token_ids, limits.work.of(caller))
+        async with limits.turns.turn(caller, len(raw)):
             try:
-                return kind.model_validate(await parse(raw, limit.max_token_ids))
+                return kind.model_validate(await parse(raw, limit.max_token_ids, looked))
             except ValidationError as exc:
                 raise _invalid(exc) from exc
             except ValueError as exc:
