@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.body_room import BodyRoom
+from carrel.process.fair_turns import FairTurns
 from gateway.errors import ServiceError, TooLarge, WorkerUnavailable
-from gateway.fair_turns import FairTurns
 from gateway.heavy_work import HeavyWork
 from gateway.worker_status import WorkerStatus
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gateway.fair_turns import FairTurns
+from carrel.process.fair_turns import FairTurns
 from gateway.shares import Shares
 
 T = TypeVar("T")

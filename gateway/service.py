@@ -25,6 +25,7 @@ from gateway.exchange import (
     public_id,
 )
 from gateway.heavy_work import CallerWork, HeavyWork
+from gateway.joined import Joined
 from gateway.key_file import KeyFile
 from gateway.metrics import Metrics
 from gateway.plan import Plan
@@ -69,6 +70,7 @@ class ChatService:
         self._dialect = Dialect(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
+        self.render_metrics = Joined(self._render_metrics)
         file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
         self.keys = KeyRing(config.api_keys, config.api_key_weights, file)
         self.rate_limits = RateLimits(self.keys)
@@ -186,7 +188,7 @@ class ChatService:
             size = TOKEN_CHARS * len(token_ids)
             return await self.work.run(caller, size, self._tokenizer.decode_prompt, token_ids)
 
-    async def render_metrics(self) -> bytes:
+    async def _render_metrics(self) -> bytes:
         """Prometheus text: the gateway's own metrics, the worker's and the store's while they answer, and what else
         there is."""
         worker, store = await asyncio.gather(self.status.stats(), self.status.store_stats())

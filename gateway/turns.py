@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gateway.errors import UnknownResponse
 from gateway.exchange import Message
+from gateway.json_limits import MAX_NESTED, check_count
 
 # of all callers, and of one
 MAX_BYTES = 256 << 20
@@ -69,8 +70,13 @@ class Turns:
             return turn
 
     def messages(self, caller: bytes, turn_id: str) -> tuple[Message, ...]:
-        """All that was said up to and with this turn. Raises UnknownResponse where one of them is gone."""
-        chain = list(self._chain(caller, turn_id))
+        """All that was said up to and with this turn. Raises UnknownResponse where one of them is gone, and TooLarge
+        for more messages than a body may have."""
+        chain, count = [], 0
+        for turn in self._chain(caller, turn_id):
+            chain.append(turn)
+            count += len(turn.messages)
+            check_count(count, "messages behind previous_response_id", MAX_NESTED)
         return tuple(message for turn in reversed(chain) for message in turn.messages)
 
     def remove(self, caller: bytes, turn_id: str) -> bool:

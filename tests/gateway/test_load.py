@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,3 +57,15 @@ def test_a_chat_is_answered_before_the_first_of_another_keys_long_texts(
         finally:
             may_end.set()
         assert {post.result().status_code for post in posts} == {200}
+
+
+def test_the_worker_is_asked_once_for_all_who_ask_meanwhile(two_keys: Stack) -> None:
+    status = two_keys.service.status
+
+    async def ask() -> list[object]:
+        asked = [*(status.is_alive() for _ in range(20)), *(status.why_not_ready() for _ in range(20))]
+        return await asyncio.gather(*asked)
+
+    answers = asyncio.run_coroutine_threadsafe(ask(), two_keys.loop).result(PATIENCE)
+    assert answers == [True] * 20 + [None] * 20
+    assert two_keys.script.num_asked == 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.fair_turns import FairTurns
+from carrel.process.fair_turns import FairTurns
 
 
 async def order_of(pieces: Sequence[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
