@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import statistics
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +17,11 @@ import pytest
 from gateway_stack import Stack, running_stack
 from waiting import PATIENCE, wait_until
 
+from gateway.attention import MAX_KEY_READERS
 from gateway.tokenizer import Tokenizer
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
+UNLIMITED = httpx.Limits(max_connections=None)
 NUM_POSTS = 24
 LONG = "the quick brown fox " * 20_000
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -69,3 +76,70 @@ def test_the_worker_is_asked_once_for_all_who_ask_meanwhile(two_keys: Stack) -> 
     answers = asyncio.run_coroutine_threadsafe(ask(), two_keys.loop).result(PATIENCE)
     assert answers == [True] * 20 + [None] * 20
     assert two_keys.script.num_asked == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_flood_of_long_texts_is_measured_beside_chats(two_keys: Stack) -> None:
+    """48 posts of 390 KiB to /tokenize by one key; what another key's chats of two tokens wait."""
+    text = LONG[: 390 * 1024]
+    waits, done = [], []
+    async with httpx.AsyncClient(base_url=two_keys.url, timeout=PATIENCE, limits=UNLIMITED) as http:
+
+        async def post() -> None:
+            response = await http.post("/tokenize", json={"prompt": text}, headers=ONE)
+            done.append(response.status_code)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(48):
+                group.create_task(post())
+            while len(done) < 48:
+                # the posts come first
+                await asyncio.sleep(0.1)
+                started_at = time.perf_counter()
+                response = await http.post("/v1/chat/completions", json=CHAT, headers=TWO)
+                assert response.status_code == 200
+                waits.append((round(time.perf_counter() - started_at, 2), len(done)))
+    print(json.dumps({"chats, seconds and posts answered before": waits[:20], "longest": max(waits)[0]}))
+    assert set(done) == {200}
+    assert sum(num_done < 24 for _, num_done in waits) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_hundreds_of_readers_of_one_view_are_measured_beside_another_key(two_keys: Stack) -> None:
+    """300 readers of one key's view; what another key waits for /version."""
+    data = b"\1\0" * (8 * 8 * 512)
+    sights = [
+        pb.Attention(
+            attended=data, on_device=data, layers=range(8), kv_heads=8, context_tokens=32768,
+            bucket_tokens=64, step=step,
+        )
+        for step in range(400)
+    ]  # fmt: skip
+    two_keys.say("the dog " * 40, sights=sights, token_s=0.1)
+    asked = {"messages": CHAT["messages"], "carrel": {"attention": True}}
+    waits, statuses = [], Counter[int]()
+    async with httpx.AsyncClient(base_url=two_keys.url, timeout=PATIENCE, limits=UNLIMITED) as http:
+        asking = asyncio.create_task(
+            http.post("/v1/chat/completions", json=asked, headers={**ONE, "X-Request-Id": "seen"})
+        )
+        while (await http.get("/v1/attention/seen?stream=false", headers=ONE)).status_code != 200:
+            await asyncio.sleep(0.05)
+
+        async def read() -> None:
+            async with http.stream("GET", "/v1/attention/seen", headers=ONE) as response:
+                statuses[response.status_code] += 1
+                async for _ in response.aiter_raw():
+                    pass
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(300):
+                group.create_task(read())
+            while not asking.done():
+                started_at = time.perf_counter()
+                assert (await http.get("/version", headers=TWO)).status_code == 200
+                waits.append(round(time.perf_counter() - started_at, 3))
+                await asyncio.sleep(0.05)
+    print(json.dumps({"/version, median": statistics.median(waits), "longest": max(waits), **statuses}))
+    assert statuses[200] <= MAX_KEY_READERS
