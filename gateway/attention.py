@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -55,8 +55,8 @@ class AttentionViews:
     """The views of the last `MAX_VIEWS` requests that asked for one; each is its caller's alone. `readers` bounds their
     streams."""
 
-    def __init__(self) -> None:
-        self.readers = Shares("open streams of attention", MAX_READERS, MAX_KEY_READERS)
+    def __init__(self, has_several_keys: Callable[[], bool] = lambda: True) -> None:
+        self.readers = Shares("open streams of attention", MAX_READERS, MAX_KEY_READERS, has_several_keys)
         self._views: OrderedDict[tuple[bytes, str], View] = OrderedDict()
 
     def open(self, caller: bytes, request_id: str, prompt_tokens: int) -> View:

@@ -34,13 +34,16 @@ class HeavyWork:
         num_long: int | None = None,
         max_bytes: int = MAX_WAITING_BYTES,
         max_key_bytes: int = MAX_KEY_WAITING_BYTES,
+        has_several_keys: Callable[[], bool] = lambda: True,
     ) -> None:
         """num_long: threads for long work; None: one fewer than cores. max_bytes, max_key_bytes: sizes that may wait
-        and run at once, of all callers and of one API key."""
+        and run at once, of all callers and of one API key of several."""
         cores = len(os.sched_getaffinity(0))
         self._long = FairTurns(max(1, min(MAX_LONG, cores - 1)) if num_long is None else num_long)
         self._short = FairTurns(NUM_SHORT)
-        self._waiting = Shares("bytes of text that wait to be read", max_bytes, max_key_bytes)
+        self._waiting = Shares(
+            "bytes of text that wait to be read", max_bytes, max_key_bytes, has_several_keys
+        )
 
     def of(self, caller: bytes) -> CallerWork:
         """The same, for one caller."""

@@ -64,7 +64,6 @@ class ChatService:
         tracer: Tracer | None = None,
     ) -> None:
         self._config = config
-        self.attention = AttentionViews()
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer)
         self._dialect = Dialect(tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -73,11 +72,12 @@ class ChatService:
         self.render_metrics = Joined(self._render_metrics)
         file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
         self.keys = KeyRing(config.api_keys, config.api_key_weights, file)
+        self.attention = AttentionViews(self._has_several_keys)
         self.rate_limits = RateLimits(self.keys)
         self.admission = Admission(config.max_concurrent, self._places_of)
         self.metrics.draining.set_function(lambda: self.admission.is_draining)
         self.status = WorkerStatus(worker, self.admission, rehearsal)
-        self.work = HeavyWork()
+        self.work = HeavyWork(has_several_keys=self._has_several_keys)
         self.bodies = BodyLimits(
             self.status, config.max_body_bytes, self.work, config.max_incoming_bytes, config.body_timeout_s
         )
@@ -206,6 +206,9 @@ class ChatService:
     ) -> TokenIds:
         written = await work.run(chat_size(prepared), self._dialect.written, prepared)
         return await self._prompts.chat(written, max_model_len, max_tokens, work)
+
+    def _has_several_keys(self) -> bool:
+        return self.keys.num_keys > 1
 
     def _places_of(self, caller: bytes) -> int | None:
         own = self.keys.limits(caller).max_concurrent

@@ -115,3 +115,13 @@ def test_what_waits_is_bounded_for_a_key_and_in_all() -> None:
         assert await work.run(b"one", LONG, lambda: 5) == 5
 
     asyncio.run(run())
+
+
+def test_the_only_key_may_have_all_that_may_wait() -> None:
+    async def run() -> None:
+        work = HeavyWork(1, max_bytes=3 * LONG, max_key_bytes=LONG, has_several_keys=lambda: False)
+        async with held(work, b"one", LONG, 3):
+            with pytest.raises(Overloaded):
+                await work.run(b"one", LONG, lambda: 5)
+
+    asyncio.run(run())
