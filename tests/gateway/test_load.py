@@ -11,13 +11,20 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from gateway_stack import Stack, running_stack
+from starlette.requests import Request
+from starlette.types import Message
 from waiting import PATIENCE, wait_until
 
 from gateway.attention import MAX_KEY_READERS
+from gateway.body_limits import BodyLimits
+from gateway.heavy_work import HeavyWork
+from gateway.rest.body import read_body
+from gateway.rest.schemas import TokenizeBody
 from gateway.tokenizer import Tokenizer
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -76,6 +83,27 @@ def test_the_worker_is_asked_once_for_all_who_ask_meanwhile(two_keys: Stack) -> 
     answers = asyncio.run_coroutine_threadsafe(ask(), two_keys.loop).result(PATIENCE)
     assert answers == [True] * 20 + [None] * 20
     assert two_keys.script.num_asked == 2
+
+
+async def test_bodies_are_parsed_by_turns_of_their_keys() -> None:
+    status = Mock(latest=pb.GetInfoResponse(max_model_len=200_000))
+    limits, parsed = BodyLimits(status, None, HeavyWork()), []
+
+    async def read(name: str) -> None:
+        raw = json.dumps({"prompt": name + LONG}).encode()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "headers": headers, "state": {"caller": name[:3].encode()}}
+        body = await read_body(Request(scope, receive), TokenizeBody, limits)
+        parsed.append(str(body.prompt)[: len(name)])
+
+    async with asyncio.TaskGroup() as group:
+        for name in ("one 0", "one 1", "one 2", "one 3", "two 4"):
+            group.create_task(read(name))
+    assert parsed == ["one 0", "two 4", "one 1", "one 2", "one 3"]
 
 
 @pytest.mark.slow
