@@ -93,7 +93,7 @@ class ChatServer:
             interceptors=[
                 AuthInterceptor(keys, service.metrics),
                 MessageInterceptor(keys, service.bodies),
-                DecodeInterceptor(CHAT_SERVICE),
+                DecodeInterceptor(CHAT_SERVICE, keys, service.bodies.turns),
             ],
             options=[
                 ("grpc.so_reuseport", 0),
