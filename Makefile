@@ -57,7 +57,7 @@ test: $(READY)  ## run the tests, in one process more than there are cores
 
 FAULTS := tests/e2e/test_histories.py tests/e2e/test_attacks.py tests/e2e/test_long_echo.py tests/e2e/test_scan.py \
 	tests/e2e/test_recovery.py \
-	tests/gateway/test_loop_lag.py tests/gateway/test_load.py tests/gpu_worker/engine/test_history.py \
+	tests/gateway/test_loop_lag.py tests/gateway/test_strangers.py tests/gpu_worker/engine/test_history.py \
 	tests/gpu_worker/engine/test_any_schedule.py tests/gpu_worker/engine/test_giving_way.py \
 	tests/benchmarks/test_ray_network.py tests/carrel/cluster/test_cluster_scan.py tests/carrel/cluster/test_cluster_e2e.py \
 	tests/carrel/cluster/test_cluster_faults.py tests/carrel/cluster/test_cluster_network.py
