@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.body_room import BodyRoom
 from carrel.process.fair_turns import FairTurns
+from gateway.body_room import BodyRoom
 from gateway.errors import ServiceError, TooLarge, WorkerUnavailable
 from gateway.heavy_work import HeavyWork
 from gateway.worker_status import WorkerStatus

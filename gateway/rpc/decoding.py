@@ -16,6 +16,7 @@ from gateway.auth import KeyRing
 from gateway.errors import InvalidRequest, TooLarge
 from gateway.rpc.errors import abort
 from gateway.rpc.fields import check_fields
+from gateway.rpc.messages import shown_key
 
 
 class DecodeInterceptor(grpc.aio.ServerInterceptor):
@@ -36,9 +37,8 @@ class DecodeInterceptor(grpc.aio.ServerInterceptor):
         kind = self._methods.get(handler_call_details.method)
         if handler is None or kind is None:
             return handler
-        metadata: dict[str, str] = dict(handler_call_details.invocation_metadata or ())  # type: ignore[arg-type]
         # calls without a valid key do not come this far
-        caller = self._keys.caller(metadata.get("authorization")) or b""
+        caller = self._keys.caller(shown_key(handler_call_details.invocation_metadata)) or b""
         return _checked(handler, kind, caller, self._turns)
 
 
