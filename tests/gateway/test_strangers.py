@@ -87,7 +87,7 @@ def test_the_worker_is_asked_once_for_all_who_ask_meanwhile(two_keys: Stack) -> 
 
 async def test_bodies_are_parsed_by_turns_of_their_keys() -> None:
     status = Mock(latest=pb.GetInfoResponse(max_model_len=200_000))
-    limits, parsed = BodyLimits(status, None, HeavyWork()), []
+    limits, parsed = BodyLimits(status, None, HeavyWork(), 2**28, 60.0), []
 
     async def read(name: str) -> None:
         raw = json.dumps({"prompt": name + LONG}).encode()
