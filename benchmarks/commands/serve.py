@@ -8,11 +8,10 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks import plots, tables
+from benchmarks import tables
 from benchmarks.commands.options import add_output, budget, finish, num_tokens
 from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient
@@ -163,8 +162,6 @@ def run(options: argparse.Namespace) -> int:
     # the machine of the load, which is the server's too where both run on one
     finish(options, "cuda" if shutil.which("nvidia-smi") else "cpu", served, tuple(rows))
     tables.show("serve", COLUMNS, rows, notes(rows))
-    if options.plots:
-        draw(rows, options.plots)
     return 0 if any(row.num_done for row in rows) else 1
 
 
@@ -286,20 +283,3 @@ def render(content: dict[str, Any]) -> str:
         return tables.markdown(CLASS_COLUMNS, found, class_notes(found))
     rows = [revive(ServeRow, fields) for fields in content["rows"]]
     return tables.markdown(COLUMNS, rows, notes(rows))
-
-
-def draw(rows: Sequence[ServeRow], folder: Path) -> None:
-    throughput: plots.Series = {}
-    ttft: plots.Series = {}
-    tpot: plots.Series = {}
-    for row in rows:
-        name = f"{row.level.policy or 'server'}, {tables.tokens(row.level.prompt_tokens)} tokens"
-        at_once = row.level.concurrency
-        throughput.setdefault(name, []).append((at_once, row.output_tokens_per_s))
-        if row.ttft_ms is not None:
-            ttft.setdefault(name, []).append((at_once, row.ttft_ms.p50))
-        if row.tpot_ms is not None:
-            tpot.setdefault(name, []).append((at_once, row.tpot_ms.p50))
-    plots.lines(folder / "serve_throughput.png", "requests at once", "tokens/s", throughput)
-    plots.lines(folder / "serve_ttft.png", "requests at once", "ms to the first token (p50)", ttft)
-    plots.lines(folder / "serve_tpot.png", "requests at once", "ms a token (p50)", tpot)

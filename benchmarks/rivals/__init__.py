@@ -8,17 +8,9 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
-from benchmarks.rivals.base import Rival
 
 C = TypeVar("C")
 F = TypeVar("F")
-
-RIVALS = {
-    "carrel full": "benchmarks.rivals.carrel_engine:full",
-    "carrel pqcache": "benchmarks.rivals.carrel_engine:pqcache",
-    "transformers generate": "benchmarks.rivals.transformers_model:generate",
-    "transformers forward": "benchmarks.rivals.transformers_model:forward",
-}
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,9 @@ class RivalSpec:
     max_repeats: int | None = None
 
     def load(self) -> Callable[..., Any]:
-        return _load(self.maker)
+        module, _, maker = self.maker.partition(":")
+        found: Callable[..., Any] = getattr(import_module(module), maker)
+        return found
 
 
 @dataclass(frozen=True)
@@ -74,14 +68,3 @@ _PREFILL = {
 DECODE = Contest("decode", _DECODE, DecodeCase, DecodeFigures, DecodeFigures.over)
 PREFILL = Contest("prefill", _PREFILL, PrefillCase, PrefillFigures, PrefillFigures.over)
 CONTESTS: Mapping[str, Contest[Any, Any]] = {contest.name: contest for contest in (DECODE, PREFILL)}
-
-
-def rival(name: str) -> Callable[[str, int], Rival]:
-    """The maker of a rival: model directory and longest context in, loaded rival out."""
-    return _load(RIVALS[name])
-
-
-def _load(path: str) -> Callable[..., Any]:
-    module, _, maker = path.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), maker)
-    return found

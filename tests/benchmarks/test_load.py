@@ -18,7 +18,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient
 from benchmarks.load.generator import run_level
 from benchmarks.load.levels import Level, Percentiles, RequestResult, ServeRow, summarize
-from benchmarks.report import render
+from benchmarks.pages import render
 
 LEVEL = Level("pqcache", 8, 2, 40, 6, 5)
 
@@ -119,7 +119,7 @@ def test_a_single_token_has_no_time_between_tokens() -> None:
     assert row.ttft_ms == Percentiles(500.0, 500.0, 500.0)
 
 
-def test_a_run_writes_a_table_json_and_plots(
+def test_a_run_writes_a_table_and_json(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "serve.json"
@@ -136,7 +136,7 @@ def test_a_run_writes_a_table_json_and_plots(
         "2",
     ]
     sizes = ["--prompt-tokens", "20", "--max-tokens", "4", "--requests", "2"]
-    assert main(["serve", *options, *sizes, "--json", str(path), "--plots", str(tmp_path / "plots")]) == 0
+    assert main(["serve", *options, *sizes, "--json", str(path)]) == 0
     table = capsys.readouterr().out
     content = json.loads(path.read_text())
     assert [(row["level"]["policy"], row["level"]["concurrency"]) for row in content["rows"]] == [
@@ -144,7 +144,6 @@ def test_a_run_writes_a_table_json_and_plots(
     ]  # fmt: skip
     assert content["shapes"]["model"] == "tiny"
     assert table.strip() in render(path)
-    assert len(list((tmp_path / "plots").iterdir())) == 3
     shares = [request.budget.share for request in stack.script.requests if request.policy == "pqcache"]
     assert shares
     assert set(shares) == {0.5}

@@ -19,7 +19,7 @@ from benchmarks.load.fits import fit
 from benchmarks.load.processes import process_gauges
 from benchmarks.load.questions import Answer
 from benchmarks.load.soak_row import Sample, Waits, slopes
-from benchmarks.report import render
+from benchmarks.pages import render
 
 SHORT = ["--minutes", "0.02", "--every", "0.2", "--streams", "4", "--questions", "4", "--prompt-tokens", "64"]
 SHORT += ["--policies", "server", "full", "pqcache"]

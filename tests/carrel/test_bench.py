@@ -36,14 +36,14 @@ def test_options_reach_the_benchmark_from_any_folder(tmp_path: Path) -> None:
         "-m",
         "carrel",
         "bench",
-        "gather",
+        "kernels",
         "--device",
         "cpu",
-        "--region",
-        "64KiB",
+        "--model-shape",
+        "tiny",
     ]
     ended = subprocess.run(
-        [*command, "--rows", "10", "--json", "result.json"],
+        [*command, "--ops", "silu_mul", "--workloads", "64x1", "--json", "result.json"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -51,7 +51,7 @@ def test_options_reach_the_benchmark_from_any_folder(tmp_path: Path) -> None:
         timeout=PATIENCE,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "| gather kernel | 10 |" in ended.stdout
+    assert "| silu_mul | 1 x 128 |" in ended.stdout
     assert (tmp_path / "result.json").is_file()
 
 
@@ -82,8 +82,7 @@ def test_without_the_folder_it_says_so(
     [
         (["decode"], "torch"),
         (["serve"], "httpx"),
-        (["kernels", "--plots", "x"], "torch, matplotlib"),
-        (["serve", "--plots=x"], "httpx, matplotlib"),
+        (["soak"], "httpx, psutil"),
     ],
 )
 def test_a_missing_library_is_named(
