@@ -16,10 +16,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import COMMANDS, module_of
+from benchmarks.commands import module_of
 from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayRow
 from benchmarks.tables import Column, markdown, number, tokens
+from carrel.commands.bench import BENCHMARKS
 from carrel.commands.deploy import DeployOptions
 from carrel.evaluation.fidelity import report as fidelity
 from carrel.evaluation.record import read_report
@@ -244,7 +245,7 @@ def render(path: Path) -> str:
         shown = fidelity.markdown(fidelity.read_fidelity(path).rows())
     elif "cells" in content:
         shown = markdown_table(read_report(path).results())
-    elif content.get("benchmark") in COMMANDS:
+    elif content.get("benchmark") in BENCHMARKS:
         shown = import_module(module_of(content["benchmark"])).render(content)
     else:
         raise PageError(f"{path} is not a result of `carrel bench` or `carrel eval`")

@@ -161,17 +161,6 @@ def join_pieces(s: Setting, count: int) -> Sized:
     return Sized(f"{count} x {CHUNK}", (count + 1) * CHUNK * s.shape.num_heads * s.dim * s.item, make)
 
 
-def torch_lerp(s: Setting, log_sums: Tensor, *outputs: Tensor) -> Callable[[], object]:
-    def join() -> Tensor:
-        joined, log_sum = outputs[0].float(), log_sums[0].T[..., None]
-        for output, other in zip(outputs[1:], log_sums[1:], strict=True):
-            joined.lerp_(output.float(), torch.sigmoid(other.T[..., None] - log_sum))
-            log_sum = torch.logaddexp(log_sum, other.T[..., None])
-        return joined.to(outputs[0].dtype)
-
-    return join
-
-
 OPERATIONS = {
     "rms_norm": Operation(
         KERNELS + "rms_norm", "rms_norm", tokens, rms_norm, rival=Rival("torch add, rms_norm", torch_norm)
@@ -214,7 +203,7 @@ OPERATIONS = {
         "join_pieces",
         lambda _: (2, 4, 8),
         join_pieces,
-        rival=Rival("torch lerp, one after another", torch_lerp),
+        rival=SAME,
     ),
     "keep_allowed": Operation(
         KERNELS + "keep_allowed",

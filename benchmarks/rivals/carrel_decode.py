@@ -22,7 +22,6 @@ from benchmarks.rivals.bare_engine import (
 )
 from benchmarks.rivals.decode_base import DecodeRival
 from benchmarks.rivals.engine_slots import House
-from benchmarks.rivals.once_compressed import once_compressed
 from benchmarks.rivals.replayed import Replayed
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
@@ -58,8 +57,7 @@ class CarrelDecode(DecodeRival):
 
     def _decode(self, case: DecodeCase) -> DecodeFigures:
         replayed = Replayed(case, self._shape, self._device) if case.hit_rate is not None else None
-        found = policies_for(case, replayed.policy) if replayed else policies_for(case)
-        policies = {name: once_compressed(policy) for name, policy in found.items()}
+        policies = policies_for(case, replayed.policy) if replayed else policies_for(case)
         policy = policies[name_of(case)]
         interval = _interval(policy, case)
         num_steps = -(-case.steps // interval) * interval

@@ -17,7 +17,6 @@ from benchmarks.figures import DecodeCase, PrefillCase
 from benchmarks.rivals import DECODE, PREFILL, bare_engine
 from benchmarks.rivals.carrel_decode import CarrelDecode
 from benchmarks.rivals.engine_slots import House
-from benchmarks.rivals.once_compressed import once_compressed
 from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.shapes import SHAPES
 from gpu_worker.policies.chelsea.policy import Chelsea
@@ -25,7 +24,7 @@ from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.policies.registry import registry
-from gpu_worker.policies.retain import LayerRows, RetainPolicy
+from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import Budget
 from gpu_worker.state.batch import Buckets
@@ -136,36 +135,6 @@ def test_a_retain_policy_of_each_kind_decodes_over_random_caches(name: str, deco
     if not interval:
         budget = plan.budget_tokens
         assert budget <= figures.attended_tokens <= budget + (0 if policy.evicts else 10)
-
-
-def prompt(seed: int, layer: int, num_tokens: int = 100) -> LayerRows:
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(2, num_tokens, 32, generator=generator)
-    queries = torch.randn(4, 32, 16, generator=generator)
-    return LayerRows.of_prompt(layer, 2, rows, queries, 0.25)
-
-
-def test_a_prompt_is_compressed_once_and_others_alike() -> None:
-    policy = once_compressed(Chelsea(num_recent=8))
-    assert isinstance(policy, RetainPolicy)
-    plan = policy.plan(100, 40)
-    first, rows = policy.compress(prompt(1, 0), plan, 40), prompt(2, 1)
-    second = policy.compress(rows, plan, 40)
-    assert torch.equal(second.positions, first.positions)
-    assert second.notes is not None
-    assert second.notes.exp().sum(dim=1).round().tolist() == [100, 100]
-    assert second.rounds == first.rounds > 0
-    # its own rows: attention reads others in every layer
-    assert torch.equal(second.keys[1], rows.keys[1, second.positions[1]])
-    assert policy.compress(prompt(3, 1), plan, 30).positions.shape == (2, 30)
-    # While decoding it is the policy's own turn, in every layer.
-    longer = [replace(prompt(seed, 0, 120), num_tokens=120) for seed in (4, 5)]
-    one, other = (policy.compress(rows, plan, 40).positions for rows in longer)
-    assert not torch.equal(one, other)
-
-
-def test_who_does_not_retain_is_left_alone() -> None:
-    assert once_compressed(POLICIES["pqcache"]) is POLICIES["pqcache"]
 
 
 def test_an_unknown_policy_is_told(decoding: Any, training: Any) -> None:

@@ -34,14 +34,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def test_every_question_is_answered_as_alone_whatever_goes_on_beside(stack: Stack, tmp_path: Path) -> None:
     stack.say("the quick brown fox jumps", token_s=0.001)
     path = tmp_path / "soak.json"
-    own = f"self={os.getpid()}"
-    assert main(["soak", "--url", stack.url, *SHORT, "--process", own, "--json", str(path)]) == 0
+    assert main(["soak", "--url", stack.url, *SHORT, "--server", str(os.getpid()), "--json", str(path)]) == 0
     (row,) = json.loads(path.read_text())["rows"]
     assert row["num_answered"] > 0
     assert row["num_aborted"] > 0
     assert (row["num_failed"], row["num_differing"]) == (0, 0)
     names = {meter["name"] for meter in row["meters"]}
-    assert {"running", "slot_used_tokens", "self own MiB", "self descriptors"} <= names
+    assert {"running", "slot_used_tokens", "supervisor own MiB", "supervisor descriptors"} <= names
     asked = stack.script.requests
     assert {one.policy for one in asked} == {"", "full", "pqcache"}
     assert any(one.cache_salt for one in asked)
