@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import tables, targets
+from benchmarks import tables
 from benchmarks.comparison import Outcome
 from benchmarks.figures import DecodeCase, DecodeFigures
 from benchmarks.rivals import BASELINE
@@ -100,13 +100,10 @@ def _throughput(case: DecodeCase, figures: DecodeFigures) -> float:
 
 
 def notes(rows: Sequence[DecodeRow]) -> Iterable[str]:
-    """What could not be measured, and the targets."""
+    """The cases that could not be measured."""
     for row in rows:
         if row.error:
             yield f"{row.rival}, {row.case}: {row.error.splitlines()[-1]}"
-    for row in rows:
-        if row.rival == "carrel":
-            yield from targets.decode_verdicts(row.case, row.throughput_ratio)
 
 
 def _of(row: DecodeRow, text: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import tables, targets
+from benchmarks import tables
 from benchmarks.commands.options import (
     add_memory_limit,
     add_model,
@@ -148,13 +148,10 @@ def _rate(row: PrefillRow) -> float | None:
 
 
 def notes(rows: Sequence[PrefillRow]) -> Iterable[str]:
-    """What could not be measured, and the targets."""
+    """The cases that could not be measured."""
     for row in rows:
         if row.error:
             yield f"{row.rival}, {row.case}: {row.error.splitlines()[-1]}"
-    for row in rows:
-        if row.rival == "carrel" and row.case.policy == "pqcache" and row.tt2t_ratio is not None:
-            yield targets.second_token_verdict(row.case, row.tt2t_ratio)
 
 
 def render(content: dict[str, Any]) -> str:
