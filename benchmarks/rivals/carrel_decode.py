@@ -20,7 +20,6 @@ from benchmarks.rivals.bare_engine import (
     request_of,
     running_engine,
 )
-from benchmarks.rivals.decode_base import DecodeRival
 from benchmarks.rivals.engine_slots import House
 from benchmarks.rivals.replayed import Replayed
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
@@ -36,11 +35,7 @@ from gpu_worker.state.sequence import Sequence, Status
 LONGEST_INTERVAL = 512
 
 
-def decode(shape: ModelShape, device: torch.device) -> DecodeRival:
-    return CarrelDecode(shape, device)
-
-
-class CarrelDecode(DecodeRival):
+class CarrelDecode:
     """Caches and arena are filled at random, compressed or indexed by the policy; then whole engine steps are timed.
 
     Without a memory limit every sequence has a slot for each token that it attends, and nothing goes to the store.

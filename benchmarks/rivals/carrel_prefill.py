@@ -21,7 +21,6 @@ from benchmarks.rivals.bare_engine import (
     request_of,
     running_engine,
 )
-from benchmarks.rivals.decode_base import PrefillRival
 from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
 from gpu_worker.engine.engine import Engine
@@ -34,24 +33,12 @@ WARM_UP_SHARE = 4
 SHORTER = 3
 
 
-def prefill(shape: ModelShape, device: torch.device) -> PrefillRival:
-    return CarrelPrefill(shape, device, IndexDevice.AUTO)
-
-
-def prefill_training_on_gpu(shape: ModelShape, device: torch.device) -> PrefillRival:
-    return CarrelPrefill(shape, device, IndexDevice.GPU)
-
-
-def prefill_training_in_store(shape: ModelShape, device: torch.device) -> PrefillRival:
-    return CarrelPrefill(shape, device, IndexDevice.CPU)
-
-
-class CarrelPrefill(PrefillRival):
+class CarrelPrefill:
     """From submission to the first and to the second token."""
 
-    def __init__(self, shape: ModelShape, device: torch.device, index_device: IndexDevice) -> None:
+    def __init__(self, shape: ModelShape, device: torch.device, index_device: str = "auto") -> None:
         self._shape, self._device = shape, device
-        self._index_device = index_device
+        self._index_device = IndexDevice(index_device)
         self._model = dummy_model(shape, device)
 
     def measure(self, case: PrefillCase) -> PrefillFigures:
