@@ -28,7 +28,8 @@ from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
 
 STORE, WORKER, GATEWAY = "store", "worker", "gateway"
-STORE_START_S = 180.0
+# above the store's own limits, two tries of Ray and its actor: its own message names the cause
+STORE_START_S = 600.0
 # a large model may have to be downloaded and read first
 WORKER_START_S = 3600.0
 GATEWAY_START_S = 180.0
