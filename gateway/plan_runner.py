@@ -72,7 +72,7 @@ class PlanRunner:
         """Nothing happens until the events are iterated; errors come with the first of them."""
         # the place is the worker's time, not the reader's
         events = traced(self._tracer, plan, self._config.model_names[0], self._counted(plan))
-        ahead = read_ahead(events, READ_AHEAD_EVENTS)
+        ahead = read_ahead(events, READ_AHEAD_EVENTS, self._admission.cut_with_all())
         return Generation(plan.request_id, self._config.model_names[0], int(time.time()), ahead)
 
     def check_model(self, model: str | None) -> None:
