@@ -34,6 +34,8 @@ STORE_START_S = 600.0
 WORKER_START_S = 3600.0
 GATEWAY_START_S = 180.0
 STOP_S = 20.0
+# at a second signal the gateway ends its streams with an error, for which clients have two seconds
+HURRY_S = 4.0
 PROBE_TIMEOUT_S = 1.0
 PROBE_INTERVAL_S = 0.25
 T = TypeVar("T")
@@ -153,6 +155,7 @@ def gateway_spec(
         loss="the clients' connections, and their requests",
         hang_timeout_s=hang_timeout_s,
         answers=http_answers(endpoints.client),
+        hurry_timeout_s=HURRY_S,
     )
 
 

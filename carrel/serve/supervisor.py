@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
@@ -206,8 +207,22 @@ class Supervisor:
             for child in reversed(self._children):
                 self._stop(child)
         except HardStop:
+            self._hurry()
             return HARD_STOP_EXIT_CODE
         return 0
+
+    def _hurry(self) -> None:
+        """Give the children that may end clients' answers a moment for it; one more signal ends that too."""
+        began = time.monotonic()
+        hurried = [child for child in self._children if child.spec.hurry_timeout_s]
+        for child in hurried:
+            child.terminate()
+        with contextlib.suppress(HardStop):
+            while any(
+                child.exit_code() is None and time.monotonic() < began + child.spec.hurry_timeout_s
+                for child in hurried
+            ):
+                self._pump()
 
     def _stop(self, child: Child) -> None:
         child.terminate()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -172,6 +173,22 @@ def test_a_second_signal_stops_at_once(harness: Harness) -> None:
     again = STUBBORN.replace("    pass", "    import os; os.kill(os.getppid(), signal.SIGINT)")
     specs = [harness.spec("store", WELL_BEHAVED), harness.spec("gateway", again, stop_timeout_s=600.0)]
     assert harness.run(*specs, send=signal.SIGINT) == HARD_STOP_EXIT_CODE
+    assert "stop store" not in harness.log()
+    assert harness.left() == []
+
+
+@pytest.mark.parametrize("hurry_timeout_s", [0.0, PATIENCE])
+def test_a_second_signal_lets_a_gateway_end_its_streams(harness: Harness, hurry_timeout_s: float) -> None:
+    # signals us at its first SIGTERM, notes the second and ends
+    again = STUBBORN.replace(
+        "    pass",
+        "    signal.signal(signal.SIGTERM, hurry); import os; os.kill(os.getppid(), signal.SIGINT)",
+    ).replace(
+        "def end", "def hurry(number, frame): pathlib.Path(folder / 'hurried').touch(); sys.exit(0)\ndef end"
+    )
+    spec = replace(harness.spec("gateway", again, stop_timeout_s=600.0), hurry_timeout_s=hurry_timeout_s)
+    assert harness.run(harness.spec("store", WELL_BEHAVED), spec, send=signal.SIGTERM) == HARD_STOP_EXIT_CODE
+    assert (harness.folder / "hurried").exists() == bool(hurry_timeout_s)
     assert "stop store" not in harness.log()
     assert harness.left() == []
 
