@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +38,8 @@ STOP_S = 20.0
 HURRY_S = 4.0
 PROBE_TIMEOUT_S = 1.0
 PROBE_INTERVAL_S = 0.25
+# in the commands
+MODULE_PLACE = 3
 T = TypeVar("T")
 
 
@@ -82,6 +84,18 @@ def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> t
         store_spec(texts, endpoints, worker.hang_timeout_s),
         worker,
         gateway_spec(model, texts, endpoints, worker.hang_timeout_s),
+    )
+
+
+def check_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> tuple[ChildSpec, ...]:
+    """Programs with the options of worker and gateway that end with 2, and a reason, where those would."""
+    checks = {
+        "gpu_worker.engine": worker_spec(model, texts, endpoints),
+        "gateway.check": gateway_spec(model, texts, endpoints),
+    }
+    return tuple(
+        replace(spec, argv=(*spec.argv[:MODULE_PLACE], module, *spec.argv[MODULE_PLACE + 1 :]))
+        for module, spec in checks.items()
     )
 
 

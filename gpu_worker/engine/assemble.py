@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.probe import Probe
 from gpu_worker.engine.admission.admission import JOINING_TOKENS
@@ -20,7 +22,7 @@ from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import Decoder, LoadedModel
+from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import AUTO, LONG, registry
 from gpu_worker.records import Budget, EngineInfo, IndexDevice
@@ -90,13 +92,7 @@ def assemble(
     shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
     # Before the pool takes the memory.
     root = model_root(model)
-    block_bytes = BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize
-    num_blocks = options.slot_bytes // block_bytes
-    if num_blocks < config.num_layers * config.num_kv_heads:
-        raise ConfigError(
-            f"--slot-memory {options.slot_bytes} holds {num_blocks} blocks; one for each of "
-            f"{config.num_layers} layers and {config.num_kv_heads} KV heads is the least there is"
-        )
+    num_blocks = count_blocks(options.slot_bytes, config, dtype)
     pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
     max_slots = options.max_model_len + BLOCK_SIZE
     tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
@@ -159,6 +155,17 @@ def assemble(
         max_joining=options.max_joining or JOINING_TOKENS[device.type],
         runs_ahead=device.type == "cuda" if options.runs_ahead is None else options.runs_ahead,
     )
+
+
+def count_blocks(slot_bytes: int, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Blocks of slots in this memory. Raises ConfigError when they are too few."""
+    num_blocks = slot_bytes // (BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize)
+    if num_blocks < config.num_layers * config.num_kv_heads:
+        raise ConfigError(
+            f"--slot-memory {slot_bytes} holds {num_blocks} blocks; one for each of "
+            f"{config.num_layers} layers and {config.num_kv_heads} KV heads is the least there is"
+        )
+    return num_blocks
 
 
 def usual_prefill(decoder: Decoder, options: EngineOptions) -> MakePrefill:
