@@ -88,8 +88,9 @@ def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> t
 
 
 def check_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> tuple[ChildSpec, ...]:
-    """Programs with the options of worker and gateway that end with 2, and a reason, where those would."""
+    """Programs with the options of the three processes that end with 2, and a reason, where those would."""
     checks = {
+        "kv_store.check": store_spec(texts, endpoints),
         "gpu_worker.engine": worker_spec(model, texts, endpoints),
         "gateway.check": gateway_spec(model, texts, endpoints),
     }
