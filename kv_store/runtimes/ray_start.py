@@ -30,12 +30,14 @@ _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 80_000_000
 # Without one of these no Ray will come.
 _NEEDED = ("gcs_server", "raylet")
+# Its stubs leave out what is used here.
+_RAYLET: Any = ray._raylet
 # Arguments of Ray's `start_raylet`, and the files in which the raylet looks for these ports of its agents.
 _AGENT_PORTS = {
-    "metrics_agent_port": ray._raylet.METRICS_AGENT_PORT_NAME,
-    "metrics_export_port": ray._raylet.METRICS_EXPORT_PORT_NAME,
-    "dashboard_agent_listen_port": ray._raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
-    "runtime_env_agent_port": ray._raylet.RUNTIME_ENV_AGENT_PORT_NAME,
+    "metrics_agent_port": _RAYLET.METRICS_AGENT_PORT_NAME,
+    "metrics_export_port": _RAYLET.METRICS_EXPORT_PORT_NAME,
+    "dashboard_agent_listen_port": _RAYLET.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    "runtime_env_agent_port": _RAYLET.RUNTIME_ENV_AGENT_PORT_NAME,
 }
 REMEDY = "let other programs end, or give the machine more cores, and start again; or take --runtime process"
 
@@ -128,7 +130,7 @@ def _waiting_with(patience: Patience) -> Iterator[None]:
         given = inspect.signature(start_raylet).bind(*places, **named).arguments
         for argument, name in _AGENT_PORTS.items():
             given[argument] = _free_port()
-            ray._raylet.persist_port(given["session_dir"], given["node_id"], name, given[argument])
+            _RAYLET.persist_port(given["session_dir"], given["node_id"], name, given[argument])
         return start_raylet(**given)
 
     def wait_for_node(gcs_address: str, node_id: str) -> Any:
