@@ -39,7 +39,10 @@ _AGENT_PORTS = {
     "dashboard_agent_listen_port": _RAYLET.DASHBOARD_AGENT_LISTEN_PORT_NAME,
     "runtime_env_agent_port": _RAYLET.RUNTIME_ENV_AGENT_PORT_NAME,
 }
-REMEDY = "let other programs end, or give the machine more cores, and start again; or take --runtime process"
+REMEDY = (
+    "end other programs or give this machine more cores, and start again; python -m kv_store --runtime process needs "
+    "no Ray"
+)
 
 
 class StartFailed(Exception):
