@@ -32,12 +32,12 @@ _OBJECT_STORE_BYTES = 80_000_000
 _NEEDED = ("gcs_server", "raylet")
 # Its stubs leave out what is used here.
 _RAYLET: Any = ray._raylet
-# Arguments of Ray's `start_raylet`, and the files in which the raylet looks for these ports of its agents.
+# Arguments of Ray's `start_raylet`, and the names of the files in which the raylet looks for these ports of its agents.
 _AGENT_PORTS = {
-    "metrics_agent_port": _RAYLET.METRICS_AGENT_PORT_NAME,
-    "metrics_export_port": _RAYLET.METRICS_EXPORT_PORT_NAME,
-    "dashboard_agent_listen_port": _RAYLET.DASHBOARD_AGENT_LISTEN_PORT_NAME,
-    "runtime_env_agent_port": _RAYLET.RUNTIME_ENV_AGENT_PORT_NAME,
+    "metrics_agent_port": "METRICS_AGENT_PORT_NAME",
+    "metrics_export_port": "METRICS_EXPORT_PORT_NAME",
+    "dashboard_agent_listen_port": "DASHBOARD_AGENT_LISTEN_PORT_NAME",
+    "runtime_env_agent_port": "RUNTIME_ENV_AGENT_PORT_NAME",
 }
 REMEDY = (
     "end other programs or give this machine more cores, and start again; python -m kv_store --runtime process needs "
@@ -124,16 +124,20 @@ def _waiting_with(patience: Patience) -> Iterator[None]:
 
     Its raylet ends when its agents, two Python programs, have not written their ports to files within 15 s: here the
     ports are chosen and written beforehand, and the agents may come later. The driver waits 30 s for the raylet: here
-    as long as `patience` lasts.
+    as long as `patience` lasts. A Ray that lacks these names keeps its own limits.
     """
     services: Any = ray._private.services
+    if not all(hasattr(_RAYLET, name) for name in ("persist_port", *_AGENT_PORTS.values())):
+        yield
+        return
     start_raylet, get_node = services.start_raylet, services.get_node
 
     def start_raylet_with_ports(*places: Any, **named: Any) -> Any:
         given = inspect.signature(start_raylet).bind(*places, **named).arguments
         for argument, name in _AGENT_PORTS.items():
             given[argument] = _free_port()
-            _RAYLET.persist_port(given["session_dir"], given["node_id"], name, given[argument])
+            file_name = getattr(_RAYLET, name)
+            _RAYLET.persist_port(given["session_dir"], given["node_id"], file_name, given[argument])
         return start_raylet(**given)
 
     def wait_for_node(gcs_address: str, node_id: str) -> Any:
