@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from carrel.process.faults import Faults, read_faults
+from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
@@ -70,7 +71,8 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
     _check_fit(policies, calibration, model.config)
     max_num_seqs = config.max_num_seqs or (CPU_SEQS if device.type == "cpu" else GPU_SEQS)
     shape = cache_shape(model, max_num_seqs, _max_model_len(config, model.config))
-    slot_bytes, most_index_bytes = _room(config, limit, model, shape, policies)
+    layers = LayerMap.with_full(model.config.num_layers, config.full_layers)
+    slot_bytes, most_index_bytes = _room(config, limit, model, shape, layers, policies)
     options = EngineOptions(
         max_model_len=shape.max_model_len,
         slot_bytes=slot_bytes,
@@ -81,7 +83,7 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         stretch=config.prefill_stretch,
         store_patience_seconds=config.store_patience_s,
         hot_cache=config.hot_cache,
-        full_layers=config.full_layers,
+        layers=layers,
         default_policy=default,
         default_budget=config.default_budget,
         policies=policies,
@@ -93,7 +95,7 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         captures_graphs=not config.enforce_eager,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config, model, faults, traces)
+    client = connect_store(config, model, layers, faults, traces)
     report("attach to the KV store", 1, 1)
     if not faults:
         return assemble(model, client, options)
@@ -181,11 +183,15 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
 
 
 def connect_store(
-    config: WorkerConfig, model: LoadedModel, faults: Faults = NO_FAULTS, traces: Traces | None = None
+    config: WorkerConfig,
+    model: LoadedModel,
+    layers: LayerMap,
+    faults: Faults = NO_FAULTS,
+    traces: Traces | None = None,
 ) -> StoreClient:
-    """Attach to the store. Raises StoreUnavailable with the store's own reason."""
+    """Attach to the store, which is to keep some of the layers. Raises StoreUnavailable with the store's own reason."""
     sizes, dtype_name = model.config, str(model.decoder.dtype).removeprefix("torch.")
-    layout = Layout(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
+    layout = Layout(layers.num_kept, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
     try:
         return faulty_connect(faults)(
             config.store,
@@ -247,6 +253,7 @@ def _room(
     limit: int | None,
     model: LoadedModel,
     shape: CacheShape,
+    layers: LayerMap,
     policies: dict[str, Policy],
 ) -> tuple[int, int | None]:
     """Bytes of slots: as configured; else what is left of the device's memory, or a share of the host's. And of all
@@ -264,7 +271,7 @@ def _room(
         default_policy=LONG if config.default_policy == AUTO else config.default_policy,
         default_budget=config.default_budget,
         prefill_chunk=config.prefill_chunk,
-        full_layers=config.full_layers,
+        layers=layers,
         index_device=IndexDevice(config.index_device),
         has_indexes=config.transport != "grpc",
     )
