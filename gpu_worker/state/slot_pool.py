@@ -74,8 +74,8 @@ class SlotPool:
 
 
 class BlockTables:
-    """Which blocks hold the slots of each (sequence, layer, KV head) of one cache's layers: a seat's logical slot i lies
-    in block i // 64.
+    """The blocks that hold the slots of each (sequence, layer, KV head), of the layers of one cache: a seat's logical
+    slot i lies in block i // 64.
 
     tables: int64 [seats, L, H_kv, max_blocks].
     """

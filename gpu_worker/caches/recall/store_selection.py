@@ -28,7 +28,8 @@ class StoreSelection(RecallFetch):
         offloader: Offloader,
         hot_cache: Callable[[], HotCache],
     ) -> None:
-        """kept: the arena's number of each layer. hot_cache: knows which rows of a sequence that may miss are on the device."""
+        """kept: the arena's number of each layer. hot_cache: knows which rows of a sequence that may miss are on the
+        device."""
         self._kept = kept
         self._pool = pool
         self._tables = block_tables.tables

@@ -42,7 +42,8 @@ class Prefill(PromptPass[PromptRows]):
         max_tokens: int,
     ) -> None:
         """sequences: several only if a chunk has their tokens and no policy attends some of them in part. layers: of
-        each sequence. chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises torch.OutOfMemoryError."""
+        each sequence. chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises
+        torch.OutOfMemoryError."""
         self._decoder = decoder
         self._chunk_size = chunk_size
         self._device = decoder.device

@@ -9,8 +9,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, random_prompt, request
+from engine_rig import (
+    HEAD_DIM,
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    Rig,
+    every_small_policy,
+    make_model,
+    random_prompt,
+    request,
+)
 from naive_decoder import first_best
+from offload_rig import attached
 from torch import Tensor
 
 from gpu_worker.caches import Cache, GroupStep, HotCacheSize
@@ -216,6 +226,35 @@ def test_a_batch_of_all_families_answers_as_each_alone(
     rig = windowed(names, hot_cache=hot_cache, max_joining=200)
     assert [record.tokens for record in rig.run(*requests)] == alone
     rig.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("policy", "transport"), [("quest", "zero_copy"), ("quest", "shm"), ("pqcache", "grpc")]
+)
+def test_a_store_gives_back_the_rows_of_the_layers_that_it_keeps(policy: str, transport: str) -> None:
+    """Its numbers differ from the model's and from the cache's: 0 and 1 are the layers 0 and 2, of which the policy
+    serves the second."""
+    asked = request("one", policy, 40, prompt=random_prompt(PROMPT), max_tokens=STEPS, measure=True)
+    found = []
+    for hot_cache in (HotCacheSize(), LEAST):
+        with attached(Layout(2, NUM_KV_HEADS, HEAD_DIM, "fp32"), transport, num_slabs=64) as (_, client):
+            rig = windowed(
+                MIXED,
+                client=client,
+                hot_cache=hot_cache,
+                max_model_len=256,
+                policies=every_small_policy(),
+            )
+            found.append(rig.tokens(asked))
+            usage = rig.records["one"].usage
+            rig.engine.close()
+    assert found[0] == found[1]
+    # The other layers have nothing to find, and this one would find nothing in another's keys.
+    assert usage.recall_rate is not None
+    assert usage.recall_rate > 0.4
+    if policy == "quest":
+        assert usage.hit_rate < 1
+        assert found[0] == windowed(MIXED, policies=every_small_policy()).tokens(asked)
 
 
 def test_nothing_of_a_prompt_is_reused_where_a_layer_is_not_kept() -> None:
