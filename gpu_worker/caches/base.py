@@ -60,7 +60,7 @@ class Cache(ABC):
         """Blocks that the sequence takes in all layers when so many are free; at least what it needs."""
 
     def grows(self, sequence: Sequence) -> bool:
-        """Whether an admitted sequence takes its slots as it grows, `num_grown_slots` of each head by now."""
+        """Tell whether an admitted sequence takes its slots as it grows, `num_grown_slots` of each head so far."""
         return False
 
     def prompt_attention(self, sequence: Sequence) -> PromptAttention | None:
@@ -141,7 +141,7 @@ class Cache(ABC):
 class ServedLayer:
     """One layer of the model for one sequence.
 
-    cache: which serves it. index: its number there. kept: its number in the arena; None where that keeps no rows.
+    cache: the one that serves it. index: its number there. kept: its number in the arena; None where that keeps no rows.
     """
 
     cache: Cache

@@ -38,7 +38,7 @@ class LayerSteps:
 class CacheSet:
     """The caches over one pool.
 
-    layers: the model's. What serves a layer is either one cache for every sequence, or, in the layers of policies, the
+    layers: of the model. A layer is served by one cache for every sequence, or, if it is a layer of policies, by the
     cache of the sequence's policy. block_tables: of the layers of policies.
     """
 
@@ -76,7 +76,7 @@ class CacheSet:
         return (*own, *(one for cache in self._for_all.values() for one in cache.state))
 
     def of(self, sequence: Sequence) -> list[ServedLayer]:
-        """What serves each layer of the model."""
+        """The cache of each layer of the model, and the layer's number there."""
         caches = {**self._for_all, POLICY: self._serving(sequence)}
         return [
             ServedLayer(caches[place.cache], place.index, kept)
@@ -84,7 +84,7 @@ class CacheSet:
         ]
 
     def _selects(self, sequence: Sequence) -> bool:
-        """Whether there are layers in which it does not attend everything because of its policy."""
+        """Tell whether a sequence's policy selects in some layer."""
         attends_all = sequence.policy.family is Family.DENSE or not sequence.plan.selects
         return not attends_all and self._whole.num_layers > 0
 
@@ -93,7 +93,7 @@ class CacheSet:
         return self._sparse[sequence.policy.family] if self._selects(sequence) else self._whole
 
     def _caches_of(self, sequence: Sequence) -> list[Cache]:
-        """Those that serve some layer of it."""
+        """The caches that serve some layer of a sequence."""
         caches = [*self._for_all.values(), self._serving(sequence)]
         return [cache for cache in caches if cache.num_layers]
 
@@ -168,6 +168,7 @@ class CacheSet:
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Let the window move on for the sequence's next token in every layer; see `Cache.advance`."""
         for cache in self._for_all.values():
+            # Only policies have indexes to wait for.
             cache.advance(sequence)
         return self._serving(sequence).advance(sequence)
 
