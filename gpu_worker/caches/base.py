@@ -60,7 +60,7 @@ class Cache(ABC):
         """Blocks that the sequence takes in all layers when so many are free; at least what it needs."""
 
     def grows(self, sequence: Sequence) -> bool:
-        """Tell whether an admitted sequence takes its slots as it grows, `num_grown_slots` of each head so far."""
+        """Tell whether an admitted sequence takes slots as it grows, `num_grown_slots` of each head so far."""
         return False
 
     def prompt_attention(self, sequence: Sequence) -> PromptAttention | None:
