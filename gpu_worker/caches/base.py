@@ -141,7 +141,8 @@ class Cache(ABC):
 class ServedLayer:
     """One layer of the model for one sequence.
 
-    cache: the one that serves it. index: its number there. kept: its number in the arena; None where that keeps no rows.
+    cache: the one that serves it. index: its number there. kept: its number in the arena; None where the arena keeps no
+    rows.
     """
 
     cache: Cache
