@@ -23,9 +23,13 @@ class Detokenizer:
     tokens of half ones take 16 s and show nothing, and it drops an unfinished or replaced character at the end.
     """
 
-    def __init__(self, decode: Decode, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(self, decode: Decode, prompt_token_ids: Sequence[int], anchor: Sequence[int] = ()) -> None:
+        """anchor: tokens with a text, read in front of a prompt whose end has none, so that a space at the start of
+        the text stays where the tokenizer would drop it."""
         self._decode = decode
         self._window = list(prompt_token_ids[-NUM_CONTEXT_TOKENS:])
+        if anchor and not decode(self._window):
+            self._window = [*anchor, *self._window]
         # tokens at the head of the window whose text is out, and characters of the window's text that are out
         self._num_context = len(self._window)
         self._num_emitted = len(decode(self._window)) if self._window else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from carrel.process.request_limits import check_grammar
 from gateway.answer_parts import AnswerParts
@@ -11,9 +12,10 @@ from gateway.exchange import ChatRequest, TokenIds, ToolChoice, Tools
 from gateway.reasoning import BEGIN, ReasoningReader
 from gateway.tokenizer import Tokenizer
 from gateway.tool_calls import FAMILIES, CallsReader, family_of
+from gateway.tool_calls.arguments import taken_back
 from gateway.tool_calls.checks import check_messages
 from gateway.tool_calls.families import takes_tools
-from gateway.tool_calls.written import as_text
+from gateway.tool_calls.written import as_text, one_by_one
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 AUTO, NONE = "auto", "none"
@@ -43,6 +45,7 @@ class Dialect:
         """The request with the grammar of its tools, its effort for the template, and telling reasoning where there may
         be any. Raises InvalidRequest and TooLarge."""
         check_messages(request.messages)
+        request = replace(request, messages=tuple(map(taken_back, request.messages)))
         if (effort := request.reasoning_effort) is not None:
             if not self._takes_effort:
                 raise InvalidRequest(f"This model's chat template knows no {EFFORT}: leave it out.", EFFORT)
@@ -58,6 +61,9 @@ class Dialect:
     def written(self, request: ChatRequest) -> ChatRequest:
         """The prepared request for the template that there is; of thousands of calls it belongs in a thread."""
         if self._takes_tools:
+            has_several = any(len(message.tool_calls) > 1 for message in request.messages)
+            if has_several and self._tokenizer.takes_one_call:
+                return replace(request, messages=tuple(one_by_one(request.messages)))
             return request
         tools = () if request.tools is None else request.tools.tools
         return replace(request, messages=as_text(request.messages, tools, self._calls))
@@ -72,11 +78,13 @@ class Dialect:
         if request.tools is None and not thinks:
             return None
         end = self._tokenizer.decode(prompt[-NUM_LAST_TOKENS:]).rstrip()
-        is_parallel = request.tools is None or request.tools.is_parallel
         return AnswerParts(
             (lambda: ReasoningReader(end.endswith(BEGIN), request.hides_reasoning)) if thinks else None,
-            None if request.tools is None else lambda index: CallsReader(index, self._calls, is_parallel),
+            None if request.tools is None else partial(self._reader, request.tools),
         )
+
+    def _reader(self, tools: Tools, index: int) -> CallsReader:
+        return CallsReader(index, self._calls, tools.is_parallel, {tool.name for tool in tools.tools})
 
     def _grammar(self, request: ChatRequest, tools: Tools) -> str | None:
         """None: the answer is not held to any of its tools."""
@@ -85,7 +93,10 @@ class Dialect:
             is_free = tools.choice is ToolChoice.AUTO
             if is_free and not any(tool.strict for tool in tools.callable):
                 return None
-            return self._calls.grammar(tools, None, self._opener_id, is_free)
+            try:
+                return self._calls.grammar(tools, None, self._opener_id, is_free)
+            except RecursionError as error:
+                raise InvalidRequest("The parameters of a tool are nested too deeply.", "tools") from error
         if tools.choice is ToolChoice.REQUIRED:
             raise InvalidRequest(
                 f"tool_choice makes the answer a call, and {asked.param} something else: give one.",

@@ -36,7 +36,8 @@ async def no_echo(at: int, prompt: TokenIds) -> None:
 class Plan:
     """`encode` makes its prompts, given the model's maximum length, which `default_max_tokens` 0 fills; `echo` what
     comes before the answer, of a prompt's place and its tokens; `parts` what parts the answers to a prompt.
-    `shows_special`: texts have special tokens by their names."""
+    `is_verbatim`: the client holds the answer to a grammar, so that not even its `lead` is left out. `shows_special`:
+    texts have special tokens by their names."""
 
     request_id: str
     endpoint: str
@@ -46,6 +47,7 @@ class Plan:
     default_max_tokens: int
     options: GenerationOptions
     lead: str = ""
+    is_verbatim: bool = False
     echo: Callable[[int, TokenIds], Awaitable[Echo | None]] = no_echo
     parts: Callable[[TokenIds], AnswerParts | None] = lambda prompt: None
     shows_special: bool = False

@@ -36,21 +36,22 @@ def read_logprobs(texts: TokenTexts, tokens: Iterable[pb.Token]) -> tuple[TokenL
 
 
 class TokenTexts:
-    """Of one vocabulary; any thread may ask."""
+    """Texts and bytes of one vocabulary's tokens; any thread may ask. `anchor`: a token of plain text, behind which
+    others are read as within a text."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
         # alternatives are the same few again and again
         self.told = lru_cache(MAX_REMEMBERED)(self._told)
-        self._anchor = backend.encode(_ANCHOR, add_special_tokens=False).ids[-1:]
-        self._lead = self._decode(self._anchor)
+        self.anchor = backend.encode(_ANCHOR, add_special_tokens=False).ids[-1:]
+        self._lead = self._decode(self.anchor)
 
     def _told(self, token_id: int) -> tuple[str, bytes]:
         return self.text(token_id), self.bytes(token_id)
 
     def text(self, token_id: int) -> str:
         """As it is within a text, a space at its start included; special tokens by their names."""
-        behind = self._decode([*self._anchor, token_id])
+        behind = self._decode([*self.anchor, token_id])
         return behind[len(self._lead) :] if behind.startswith(self._lead) else self._decode([token_id])
 
     def bytes(self, token_id: int) -> bytes:

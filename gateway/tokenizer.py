@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from carrel.process.gguf_file import GGUFError
 from gateway.errors import ConfigError, InvalidRequest
-from gateway.exchange import Message, Scalar
+from gateway.exchange import Message, Scalar, ToolCall
 from gateway.gguf_tokenizer import read_gguf_tokenizer
 from gateway.token_texts import TokenTexts
+from gateway.tool_calls.arguments import read_arguments
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 
@@ -62,6 +63,11 @@ class Tokenizer:
             return ""
         lead, found, _ = chat.removeprefix(prompt).partition(answered.content)
         return lead if chat.startswith(prompt) and found and lead.isspace() else ""
+
+    @cached_property
+    def takes_one_call(self) -> bool:
+        """True if the template writes a message of one call, but refuses a message of several or leaves some out."""
+        return self._writes_calls(1) and not self._writes_calls(2)
 
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a text; `add_special_tokens` puts the model's begin token first where it has one."""
@@ -121,9 +127,23 @@ class Tokenizer:
                 continue_final_message=continues_final,
                 tools=tools,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as exc:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as exc:
             reason = " ".join(str(exc).split())[:200]
             raise InvalidRequest(f"The chat template refused the messages: {reason}", "messages") from exc
+
+    def _writes_calls(self, num_calls: int) -> bool:
+        # Mistral's templates take ids of nine letters or digits only
+        calls = tuple(
+            ToolCall(f"probe000{at}", "probe", json.dumps({"probe": f"probe-{at}"}))
+            for at in range(num_calls)
+        )
+        answers = (Message("tool", "answer", tool_call_id=call.id, name=call.name) for call in calls)
+        messages = [Message("user", "question"), Message("assistant", "", calls), *answers]
+        try:
+            text = self._render(messages, {}, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, ValueError):
+            return False
+        return all(f"probe-{at}" in text for at in range(num_calls))
 
     def _render(
         self,
@@ -154,7 +174,7 @@ def _message_json(message: Message, role: str) -> dict[str, Any]:
         {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            "function": {"name": call.name, "arguments": read_arguments(call.arguments)},
         }
         for call in message.tool_calls
     ]

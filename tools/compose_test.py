@@ -1,8 +1,8 @@
-"""Try compose.yaml for real: up, ask, restart the store, kill each process, drain, take everything down.
+"""Try compose.yaml for real: up, ask, train, restart the store, kill each process, drain, take everything down.
 
 `python -m tools.compose_test [--no-build] [--output FILE]`; needs a Docker engine with Compose 2 or 1.29.2. The
 question is that of examples/documents, about one sentence in 8K tokens, under bitkeys; the answer must be right each
-time, over REST and over gRPC.
+time, over REST and over gRPC. In the store's container Ray must run the store, and trainers of low priority.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from carrel.evaluation.about import describe
 from carrel.process.version import CHECKOUT
 from tools.compose import faults
+from tools.compose.actors import check_actors, train_index
 from tools.compose.asking import ask
 from tools.compose.deployment import (
     LABEL,
@@ -36,7 +37,7 @@ from tools.compose.deployment import (
 )
 from tools.compose.faults import Drain, Fault
 
-KILLS = (faults.kill_worker, faults.kill_store, faults.kill_gateway)
+KILLS = (faults.kill_worker, faults.kill_store, faults.kill_store_actor, faults.kill_gateway)
 CONTAINMENT = {
     "no root user": "test $(id -u) -ne 0",
     "read-only root file system": "grep -q '^[^ ]* / [^ ]* ro[, ]' /proc/mounts",
@@ -127,8 +128,12 @@ def run(deployment: Deployment, report: Report, is_built: bool) -> None:
         report.images = seen_of_images()
         with report.step("containment"):
             check_containment(deployment)
+        with report.step("see Ray run the store"):
+            check_actors(deployment)
         with report.step("ask over REST and gRPC"):
             ask(deployment)
+        with report.step("train an index"):
+            train_index(deployment)
         with report.step("restart the store"):
             restart_store(deployment)
         with report.step("ask again"):

@@ -38,6 +38,8 @@ def main() -> int:
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             # as docs/deployment.md starts nodes: replicas compute, and what runs beside them must not come first
             "RAY_worker_niceness": "0",
+            # arenas may fill the node
+            "RAY_memory_monitor_refresh_ms": "0",
         }
         _keep(options.nodes, options.cpus)
     return 0

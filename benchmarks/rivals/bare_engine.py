@@ -17,7 +17,7 @@ from benchmarks.figures import DecodeCase, PrefillCase
 from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store
-from gpu_worker.caches import HotCacheSize
+from gpu_worker.caches import HotCacheSize, LayerMap
 from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prompts.prefills import MakePrefill
@@ -75,7 +75,7 @@ def policies_for(case: DecodeCase | PrefillCase, *given: Policy) -> dict[str, Po
 def running_engine(
     house: House,
     policies: dict[str, Policy],
-    make_prefill: MakePrefill,
+    make_prefill: MakePrefill | None = None,
     *,
     limit: int | None,
     index_device: IndexDevice,
@@ -88,7 +88,8 @@ def running_engine(
     have slots for all tokens no room in the store, which takes long to register. Raises NotMeasurable.
     """
     model, batch = house.model, house.batch
-    slots, layout = house.slots(limit, index_device), arena_layout(model)
+    slots = house.slots(limit, index_device)
+    layout = arena_layout(model, LayerMap.with_full(model.config.num_layers))
     options = EngineOptions(
         max_model_len=house.capacity,
         slot_bytes=slots.num_bytes,

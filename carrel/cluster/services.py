@@ -30,8 +30,8 @@ class ReplicaServices:
     """Serving when constructed, until `close`; nothing is left when the constructor raises ReplicaStartError.
 
     The store is an actor in the second bundle of the replica's placement group, so on this node, and ends with the
-    replica, which owns it. Ray restarts it; the worker then attaches to it again. `on_worker_death` is called with the
-    reason when the worker ends by itself.
+    replica, which owns it. Its trainers are actors of low priority, which the store owns. Ray restarts the store; the
+    worker then attaches to it again. `on_worker_death` is called with the reason when the worker ends by itself.
     """
 
     def __init__(self, resolved: Resolved[ClusterOptions], on_worker_death: Callable[[str], None]) -> None:
@@ -57,7 +57,7 @@ class ReplicaServices:
 def store_config(resolved: Resolved[ClusterOptions], endpoints: Endpoints) -> StoreConfig:
     """Raises ReplicaStartError for options that the store cannot use."""
     options = resolved.options
-    wired = {"listen": f"unix:{endpoints.store_socket}", "runtime": "process"}
+    wired = {"listen": f"unix:{endpoints.store_socket}", "runtime": "ray"}
     if options.arena_bytes is not None:
         # Ray gives a replica so many bytes, not slabs
         wired["arena_bytes"] = str(options.arena_bytes // options.slab_bytes * options.slab_bytes)

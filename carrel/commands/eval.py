@@ -73,7 +73,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
     model = Path(find_model(arguments.model))
     first, step = arguments.shard
     begun = time.monotonic()
-    library = Library(arguments.books, arguments.text_dir, arguments.data_dir)
+    library = Library(arguments.books, arguments.text_dir)
     suite = Suite(model, library, arguments.seed, arguments.chat)
     tasks = expand(arguments.tasks)
     # what cannot be asked is told before anything is started
@@ -93,7 +93,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
                 f"the worker serves {served}; name it by --model: questions are asked in tokens of {model.name}"
             )
         _check(info, cells)
-        report = _open_report(arguments, _source(arguments, model, library.read_files(tasks), info))
+        report = _open_report(arguments, _source(arguments, model, library.files(), info))
 
         def save() -> None:
             if arguments.json:

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from carrel.evaluation.cells import PROTOCOLS
-from carrel.evaluation.datasets import DATASETS
 from carrel.evaluation.fact_suite import FACT_TASKS
 from carrel.evaluation.tasks import GROUPS, TEXT_TASKS
 from carrel.process.command_line import at_least, budget, new_file
@@ -56,13 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["mixed"],
         metavar="TASK",
         help=f"{', '.join(TASKS)}; or {' and '.join(GROUPS)}, which stand for several; the first two are "
-        f"carrel-nano's; or BENCHMARK/FILE of --data-dir, BENCHMARK one of {', '.join(DATASETS)} (default: mixed)",
-    )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder of a benchmark's own files, such as qasper.jsonl for longbench/qasper",
+        "carrel-nano's (default: mixed)",
     )
     parser.add_argument(
         "--fidelity",
@@ -199,11 +192,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _task(text: str) -> str:
-    dataset, found, name = text.partition("/")
-    if text in TASKS or text in GROUPS or (found and name and dataset in DATASETS):
+    if text in TASKS or text in GROUPS:
         return text
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no task: {', '.join((*TASKS, *GROUPS))}, or BENCHMARK/FILE"
+        f"{text!r} is not a task; use {', '.join((*TASKS, *GROUPS))}, or lm_eval for data sets in files"
     )
 
 

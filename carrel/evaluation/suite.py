@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from carrel.errors import EvaluationError
 from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.fact_suite import ANSWER_TOKENS, FACT_TASKS, FactSuite, load_fact_suite
-from carrel.evaluation.file_suite import SEPARATOR, FileSuite, data_file
 from carrel.evaluation.questions import Question
 from carrel.evaluation.tasks import Filler, read_texts, text_files
 from carrel.evaluation.text_suite import TextSuite
@@ -26,11 +25,10 @@ __all__ = ["ANSWER_TOKENS", "Library", "Question", "Suite"]
 @dataclass(frozen=True)
 class Library:
     """Where texts come from. books: a folder that holds heldout/ with *.txt.xz. texts: a folder of *.txt or *.txt.xz,
-    before those. Without either, sentences are invented. data: a folder of benchmarks' own files."""
+    before those. Without either, sentences are invented."""
 
     books: Path | None = None
     texts: Path | None = None
-    data: Path | None = None
 
     def files(self) -> list[Path]:
         """What the haystacks are of. Raises EvaluationError."""
@@ -40,11 +38,6 @@ class Library:
             return [] if self.books is None else book_paths(self.books, "eval")
         except CorpusError as exc:
             raise EvaluationError(str(exc)) from exc
-
-    def read_files(self, tasks: Sequence[str]) -> list[Path]:
-        """Every file that decides what is asked in these tasks. Raises EvaluationError."""
-        own = [] if self.data is None else [data_file(self.data, task) for task in tasks if SEPARATOR in task]
-        return [*self.files(), *own]
 
 
 class Suite:
@@ -58,8 +51,6 @@ class Suite:
 
     def question(self, task: str, length: int, index: int) -> Question:
         """Of at most `length` tokens, its answer included. Raises EvaluationError where none can be made."""
-        if SEPARATOR in task:
-            return self._files.question(task, length, index)
         source = self.facts if task in FACT_TASKS else self._texts
         return source.question(task, length, index)
 
@@ -81,10 +72,6 @@ class Suite:
     def facts(self) -> FactSuite:
         """carrel-nano's own tasks. Raises EvaluationError for another model, or without books."""
         return load_fact_suite(self._model, self._library.files(), self._seed)
-
-    @cached_property
-    def _files(self) -> FileSuite:
-        return FileSuite(self.tokenizer, self._library.data)
 
     @cached_property
     def _texts(self) -> TextSuite:

@@ -15,7 +15,7 @@ from gateway.errors import ServiceError
 from gateway.rest.attention_endpoints import AttentionEndpoints
 from gateway.rest.documentation import Operation, documentation
 from gateway.rest.endpoints import Endpoints
-from gateway.rest.errors import on_http_error, on_service_error
+from gateway.rest.errors import on_http_error
 from gateway.rest.feed import ClientGone
 from gateway.rest.hosts import HostGuard, HostMiddleware
 from gateway.rest.messages.endpoints import MessagesEndpoints
@@ -27,6 +27,7 @@ from gateway.rest.middleware import (
     UnexpectedErrorMiddleware,
 )
 from gateway.rest.page import page_route
+from gateway.rest.refusals import on_service_error
 from gateway.rest.responses.endpoints import ResponsesEndpoints
 from gateway.rest.server_endpoints import ServerEndpoints
 from gateway.rest.session_endpoints import SessionEndpoints

@@ -1,4 +1,4 @@
-"""Every error as `{"error": {"message", "type", "param", "code"}}`: the one table for REST."""
+"""Every error as `{"error": {"message", "type", "param", "code"}}`, and the one table of statuses for REST."""
 
 from __future__ import annotations
 
@@ -71,11 +71,6 @@ def error_response(error: ServiceError, beside: Mapping[str, Any] = MappingProxy
     if status in NOT_RETRYABLE:
         headers["x-should-retry"] = "false"
     return LongJSONResponse({**beside, **error_body(error)}, status, headers)
-
-
-async def on_service_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ServiceError)
-    return error_response(error)
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:

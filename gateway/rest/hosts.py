@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import GatewayConfig
 from gateway.errors import Forbidden, InvalidRequest, ServiceError
-from gateway.rest.errors import error_response
+from gateway.rest.refusals import refusal
 
 ANY = "*"
 MAX_SHOWN = 100
@@ -85,7 +85,7 @@ class HostMiddleware:
             try:
                 self._guard.check(Headers(scope=scope), scope["http_version"] == "1.0")
             except ServiceError as error:
-                await error_response(error)(scope, receive, send)
+                await refusal(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

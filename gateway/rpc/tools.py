@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import Tool, ToolCall, ToolChoice, Tools
 from gateway.json_limits import check_json
+from gateway.json_text import read_json
 from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS, checked
 from gateway.v1 import chat_pb2 as pb
 
@@ -41,8 +41,8 @@ def read_calls(message: pb.Message) -> tuple[ToolCall, ...]:
 def _read_tool(tool: pb.Tool) -> Tool:
     _check_name(tool.name, "tools")
     try:
-        parameters = json.loads(tool.parameters or '{"type": "object"}')
-    except (ValueError, RecursionError):
+        parameters = read_json(tool.parameters or '{"type": "object"}')
+    except ValueError:
         parameters = None
     if type(parameters) is not dict:
         raise InvalidRequest(f"The parameters of tool {tool.name!r} are no JSON object.", "tools")

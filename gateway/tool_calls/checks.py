@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
@@ -38,20 +37,8 @@ def only(tools: tuple[Tool, ...], names: Set[str]) -> tuple[Tool, ...]:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Of one chat, those of earlier turns among them. Raises TooLarge, and InvalidRequest where the arguments of a call
-    are no JSON object."""
+    """Raise TooLarge for a chat, earlier turns included, that has too many messages, or too much in their calls."""
     check_count(len(messages), "messages", MAX_NESTED)
     calls = [call for message in messages for call in message.tool_calls]
     check_count(len(messages) + len(calls), "messages and calls", MAX_NESTED)
     check_json("".join(call.arguments for call in calls).encode())
-    for call in calls:
-        if not is_object(call.arguments):
-            raise InvalidRequest(f"The arguments of call {call.id[:64]!r} are no JSON object.", "messages")
-
-
-def is_object(text: str) -> bool:
-    """Whether it is a JSON object."""
-    try:
-        return type(json.loads(text)) is dict
-    except (ValueError, RecursionError):
-        return False

@@ -8,12 +8,16 @@ import secrets
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from carrel.process.request_limits import JSON_WHITE_SPACE
 from gateway.exchange import Tool, Tools
+from gateway.tool_calls.schemas import calls_schema, check_takes_object, json_rule
 
 HERMES = "hermes"
 ANY_OBJECT = {"type": "object"}
+# Llama's, which may stand before an answer's first brace
+PYTHON_TAG = "<|python_tag|>"
+_TAGGED = re.escape(PYTHON_TAG)
 
 
 def _call_id() -> str:
@@ -44,16 +48,22 @@ class CallFormat:
     def grammar(self, tools: Tools, answer: str | None, opener_id: int | None, is_free: bool = False) -> str:
         """In Lark's format: calls of these tools. With `answer`, a JSON schema: or JSON of it. `is_free`: or any text,
         in which what begins a call is one. opener_id: the special token of the opener, where the vocabulary has one.
-        Raises ValueError for an `answer` that is no schema."""
-        rules = [*self._rules(tools, opener_id), *self._starts(tools, opener_id, answer, is_free)]
+        Raises InvalidRequest for a tool whose arguments could be no object, and ValueError for an `answer` that is not
+        a schema.
+
+        A call is JSON by its schema, as an answer is, so that both are read in the same steps: a text of the grammar
+        that is longer than these, such as a call's head, would be the only one left once it has begun.
+        """
+        held = {tool.name: _arguments(tool, is_free) for tool in tools.callable}
+        call = f"call_json: {json_rule(calls_schema(held, self.arguments))}"
         return "\n".join(
-            [*rules, *(f"call_{at}: {self._one(tool, is_free)}" for at, tool in enumerate(tools.callable))]
+            [*self._rules(tools, opener_id), *self._starts(tools, opener_id, answer, is_free), call]
         )
 
     def _rules(self, tools: Tools, opener_id: int | None) -> list[str]:
         opener = _quoted(self.opener) if opener_id is None else f"<[{opener_id}]>"
-        one = " | ".join(f"call_{at}" for at in range(len(tools.callable)))
-        call = f"call: ({one}) {_quoted(self.closer)}"
+        edge = _quoted("\n") if self.closer else ""
+        call = f"call: {edge} call_json {edge} {_quoted(self.closer)}"
         if self.closer:
             more = f"({_quoted(self.between)} opener call)*" if tools.is_parallel else ""
             return [f"opener: {opener}", call, f"calls: opener call {more}"]
@@ -66,11 +76,11 @@ class CallFormat:
             schema = json.loads(answer)
             if not isinstance(schema, dict | bool):
                 raise ValueError("it is neither an object nor a truth value")
-            return ["start: calls | answer", f"answer: %json {_schema(schema)}"]
+            return ["start: calls | answer", f"answer: {json_rule(schema)}"]
         if not is_free:
             return ["start: calls"]
         if not self.opener:
-            return ["start: calls | TEXT", r"TEXT: /(\s*[^\s{](.|\n)*)?/"]
+            return ["start: calls | TEXT", rf"TEXT: /(\s*[^\s{{](.|\n)*)?/ & ~/\s*{_TAGGED}\s*\{{(.|\n)*/"]
         text, many = r"TEXT: /(.|\n)*/", "*" if tools.is_parallel and self.closer else "?"
         part = "call" if self.closer else "listed"
         if opener_id is not None:
@@ -83,21 +93,18 @@ class CallFormat:
         edge = "\n" if self.closer else ""
         return f"{self.opener}{edge}{call}{edge}{self.closer}"
 
-    def _one(self, tool: Tool, is_free: bool) -> str:
-        edge = "\n" if self.closer else ""
-        head = f'{edge}{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
-        schema = tool.parameters if tool.strict or not is_free else ANY_OBJECT
-        return f"{_quoted(head)} %json {_schema(schema)} {_quoted('}' + edge)}"
+
+def _arguments(tool: Tool, is_free: bool) -> Mapping[str, Any]:
+    """What a call's arguments are held to. Raises InvalidRequest."""
+    if is_free and not tool.strict:
+        return ANY_OBJECT
+    check_takes_object(tool)
+    return tool.parameters
 
 
 def _quoted(text: str) -> str:
     """A string of Lark's is written as one of JSON; an empty one is left out."""
     return json.dumps(text) if text else ""
-
-
-def _schema(schema: Mapping[str, object] | bool) -> str:
-    options = {"x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE}}
-    return json.dumps(options if isinstance(schema, bool) else {**options, **schema})
 
 
 FAMILIES: Mapping[str, CallFormat] = {
@@ -112,7 +119,7 @@ FAMILIES: Mapping[str, CallFormat] = {
         new_id=_nine_characters,
     ),
     "llama3_json": CallFormat(
-        between="; ", arguments="parameters", hints=("<|python_tag|>", '"parameters"', "Environment: ipython")
+        between="; ", arguments="parameters", hints=(PYTHON_TAG, '"parameters"', "Environment: ipython")
     ),
 }
 _TOOLS = re.compile(r"\btools\b")

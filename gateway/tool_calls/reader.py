@@ -2,131 +2,177 @@
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Set
 
 from gateway.answer_text import num_ambiguous
 from gateway.exchange import TextDelta, ToolCallDelta
-from gateway.tool_calls.call import CallText
-from gateway.tool_calls.families import CallFormat
+from gateway.tool_calls.call import WHITE_SPACE, CallText
+from gateway.tool_calls.families import PYTHON_TAG, CallFormat
 
 # Mistral's later models write a call as its name and its arguments
-_NAMED = re.compile(r"([A-Za-z0-9_.-]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?(?=\{)")
+_NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\][A-Za-z0-9]{0,64})?(?:\[ARGS\])?(?=\{)")
 _BEGUN_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{0,200}")
 # Llama's, before calls of tools that it has learnt
-_PYTHON_TAG = "<|python_tag|>"
+
+# what models write between calls, a bracket too many included
+_BETWEEN = f"{WHITE_SPACE},;}}]"
 
 Part = TextDelta | ToolCallDelta
+# whether another step may follow without more text
+Step = Generator[Part, None, bool]
+
+
+class _State(enum.Enum):
+    TEXT = enum.auto()
+    # behind an opener
+    OPENED = enum.auto()
+    CALL = enum.auto()
+    # behind a call; or before an answer's first brace, where calls have no opener
+    BETWEEN = enum.auto()
 
 
 class CallsReader:
-    """Tells an answer's text from its calls, as it comes. What begins as a call and is none is text."""
+    """Separates an answer's text from its calls, as it comes.
 
-    def __init__(self, index: int, call_format: CallFormat, is_parallel: bool) -> None:
-        """index: of the choice. is_parallel: else calls after the first are left out."""
+    White space beside a call belongs to the call, and so does what models write between calls. What begins as a call
+    and is none is text, as it was written.
+    """
+
+    def __init__(
+        self, index: int, call_format: CallFormat, is_parallel: bool, offered: Set[str] = frozenset()
+    ) -> None:
+        """index: of the choice. is_parallel: else calls after the first are left out. offered: names of the tools."""
         self._index = index
         self._format = call_format
         self._most = None if is_parallel else 1
+        self._offered = offered
+        self._state = _State.TEXT if call_format.opener else _State.BETWEEN
         self._held = ""
-        self._is_inside = False
-        self._has_text = False
-        self._call: CallText | None = None
+        # read already, and text if no call comes of it
+        self._lead = ""
+        self._call = CallText(offered)
         self._id = ""
-        self._told = 0
+        # around the last call: what ends it, what may stand between it and the next, and whether it was named
+        self._closer, self._between, self._is_named = "", WHITE_SPACE, False
+        self._is_behind_call = False
         self.num_calls = 0
 
     def push(self, text: str) -> Iterator[Part]:
         self._held += text
-        while self._held:
-            before = self._held, self._is_inside, self._call is None
-            if self._call is not None:
-                yield from self._read_call(self._call)
-            elif self._is_inside:
-                yield from self._begin_call()
-            else:
-                yield from self._read_text()
-            if before == (self._held, self._is_inside, self._call is None):
-                return
+        while self._held and (yield from self._step()):
+            pass
 
     def flush(self) -> Iterator[Part]:
-        """What still waits, once it is known that nothing follows."""
-        held, self._held = self._held, ""
-        if self._call is not None:
-            held = "" if self._call.name is not None else self._format.opener + self._call.text
-        elif self._is_inside:
-            held = "" if self.num_calls else self._format.opener + held
-        if held.strip() if self.num_calls else held:
-            yield TextDelta(self._index, held)
+        """Return the parts that still wait, once it is known that nothing follows."""
+        text = self._lead + self._held
+        match self._state:
+            case _State.CALL:
+                text = "" if self._call.is_call else self._lead + self._call.text
+            case _State.BETWEEN if self._is_behind_call:
+                # "" begins every closer, also one that is empty
+                text = "" if self._closer.startswith(self._held) else text
+        self._held = self._lead = ""
+        yield from self._tell(text)
 
-    def _read_text(self) -> Iterator[Part]:
-        if not self._format.opener:
-            yield from self._read_first_brace()
-            return
-        text, found, rest = self._held.partition(self._format.opener)
-        split = len(text) if found else len(text) - num_ambiguous(text, (self._format.opener,))
-        # white space around a call is of the call
-        text = text[:split].rstrip()
-        self._held, self._is_inside = (rest, True) if found else (self._held[len(text) :], False)
-        yield from self._tell(text.lstrip() if self.num_calls and not self._has_text else text)
+    def _step(self) -> Step:
+        match self._state:
+            case _State.TEXT:
+                return (yield from self._read_text())
+            case _State.OPENED:
+                return (yield from self._read_opened())
+            case _State.CALL:
+                return (yield from self._read_call())
+            case _State.BETWEEN:
+                return self._read_between()
 
-    def _read_first_brace(self) -> Iterator[Part]:
-        """An answer that begins with a brace is a call."""
-        text = self._held.lstrip()
-        if not self._has_text and (not text or _PYTHON_TAG.startswith(text)):
-            return
-        if not self._has_text and (text := text.removeprefix(_PYTHON_TAG)).startswith("{"):
-            self._held, self._is_inside = text, True
-            return
-        held, self._held = self._held, ""
-        yield from self._tell(held)
-
-    def _begin_call(self) -> Iterator[Part]:
-        """Between calls."""
+    def _read_text(self) -> Step:
         opener = self._format.opener
-        if self._format.closer:
-            rest = self._held.lstrip()
-            if rest.startswith(self._format.closer):
-                self._held, self._is_inside = rest.removeprefix(self._format.closer), False
-                self._has_text = False
-                return
-            if self._format.closer.startswith(rest):
-                return
-            self._held = rest
-        else:
-            rest = self._held.lstrip(" \n,;]")
-            if opener and rest.startswith(opener):
-                self._held = rest.removeprefix(opener)
-                return
-            if opener.startswith(rest) and opener:
-                return
-            self._held = rest.lstrip(" \n[")
-        is_named = self._format.is_special
-        if is_named and (found := _NAMED.match(self._held)):
-            self._call, self._held = CallText(found[1]), self._held[found.end() :]
-        elif self._held.startswith("{"):
-            self._call = CallText()
-        elif self._held and not (is_named and _BEGUN_NAME.fullmatch(self._held)):
-            # no call
-            held, self._held, self._is_inside = opener + self._held, "", False
-            yield from self._tell(held)
+        text, found, rest = self._held.partition(opener) if opener else (self._held, "", "")
+        whole = text if found or not opener else text[: len(text) - num_ambiguous(text, (opener,))]
+        said = whole.rstrip(WHITE_SPACE) if opener else whole
+        if said:
+            yield from self._tell(self._lead + said)
+            self._lead = ""
+        self._lead += whole[len(said) :]
+        self._held = text[len(whole) :]
+        if found:
+            self._state, self._lead, self._held = _State.OPENED, self._lead + opener, rest
+        return bool(found)
 
-    def _read_call(self, call: CallText) -> Iterator[Part]:
+    def _read_opened(self) -> Step:
+        self._skip(WHITE_SPACE)
+        rest = self._held
+        is_list = bool(self._format.list_begin) and rest.startswith(self._format.list_begin)
+        if is_list:
+            rest = rest.removeprefix(self._format.list_begin).lstrip(WHITE_SPACE)
+        if not rest:
+            return False
+        if rest.startswith("{"):
+            self._begin_call(rest, is_list)
+        elif self._format.is_special and (found := _NAMED.match(self._held)):
+            self._begin_call(self._held[found.end() :], False, found[1])
+        elif self._format.is_special and _BEGUN_NAME.fullmatch(self._held):
+            return False
+        else:
+            yield from self._end_lead(self._lead)
+        return True
+
+    def _begin_call(self, rest: str, is_list: bool, name: str | None = None) -> None:
+        """rest: from the call's brace on."""
+        self._state, self._call, self._id = _State.CALL, CallText(self._offered, name), ""
+        self._lead += self._held[: len(self._held) - len(rest)]
+        self._held, self._is_named = rest, name is not None
+        self._closer = self._format.list_end if is_list else self._format.closer
+        self._between = "".join(each for each in _BETWEEN if each != self._closer)
+
+    def _read_call(self) -> Step:
+        call = self._call
         self._held = call.push(self._held)
-        if call.name is not None and self.num_calls != self._most:
+        if call.is_call and self.num_calls != self._most:
             if not self._id:
-                self._id, self._told = self._format.new_id(), 0
-                yield ToolCallDelta(self._index, self.num_calls, self._id, call.name)
-            if piece := call.arguments[self._told :]:
-                self._told += len(piece)
+                self._id = self._format.new_id()
+                yield ToolCallDelta(self._index, self.num_calls, self._id, call.name or "")
+            if piece := call.take_arguments():
                 yield ToolCallDelta(self._index, self.num_calls, arguments=piece)
-        if call.is_over:
-            self._call = None
-            if call.name is None:
-                yield from self._tell(self._format.opener + call.text)
-            elif self._id:
-                self.num_calls, self._id = self.num_calls + 1, ""
+        if not call.is_over:
+            return False
+        if call.is_call:
+            self._state, self._lead, self._is_behind_call = _State.BETWEEN, "", True
+            self.num_calls += bool(self._id)
+        else:
+            yield from self._end_lead(self._lead + call.text)
+        return True
+
+    def _read_between(self) -> bool:
+        opener = self._format.opener or PYTHON_TAG
+        self._skip(self._between)
+        if self._closer and self._held.startswith(self._closer):
+            self._state, self._lead, self._held = _State.TEXT, "", self._held.removeprefix(self._closer)
+        elif self._held.startswith(opener):
+            self._state, self._lead = _State.OPENED, self._lead + opener
+            self._held = self._held.removeprefix(opener)
+        elif self._held.startswith("{") and not self._is_named:
+            self._begin_call(self._held, self._closer == self._format.list_end)
+        elif self._closer.startswith(self._held) or opener.startswith(self._held):
+            return False
+        else:
+            self._state, self._lead, self._held = _State.TEXT, "", self._lead + self._held
+        return True
+
+    def _skip(self, characters: str) -> None:
+        rest = self._held.lstrip(characters)
+        self._lead += self._held[: len(self._held) - len(rest)]
+        self._held = rest
+
+    def _end_lead(self, text: str) -> Iterator[Part]:
+        """Report as text what might have become a call; white space at its end waits for what follows."""
+        said = text.rstrip(WHITE_SPACE) if self._format.opener else text
+        self._state, self._lead = _State.TEXT, text[len(said) :]
+        yield from self._tell(said)
 
     def _tell(self, text: str) -> Iterator[Part]:
-        if text:
-            self._has_text = True
+        if text := text.lstrip(WHITE_SPACE) if self._is_behind_call else text:
+            self._is_behind_call = False
             yield TextDelta(self._index, text)

@@ -1,14 +1,16 @@
-"""Tools for models whose chat template has no place for them: as text, as Hermes has them."""
+"""Calls and tools for models whose chat template has no place for them, or takes one call a message."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from gateway.exchange import Message, Tool
+from gateway.tool_calls.arguments import read_arguments
 from gateway.tool_calls.families import CallFormat
 
 SYSTEM = ("system", "developer")
@@ -39,6 +41,24 @@ def as_text(messages: Sequence[Message], tools: Sequence[Tool], calls: CallForma
     return (Message("system", instruction), *written)
 
 
+def one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
+    """The same chat in messages of one call each, every call before its answer."""
+    left = deque(messages)
+    while left:
+        message = left.popleft()
+        if len(message.tool_calls) < 2:
+            yield message
+            continue
+        answers = defaultdict[str | None, deque[Message]](deque)
+        while left and left[0].role == "tool":
+            answers[left[0].tool_call_id].append(left.popleft())
+        for at, call in enumerate(message.tool_calls):
+            yield replace(message, tool_calls=(call,)) if not at else Message(message.role, "", (call,))
+            if answers[call.id]:
+                yield answers[call.id].popleft()
+        yield from chain.from_iterable(answers.values())
+
+
 def _written(messages: Sequence[Message], calls: CallFormat) -> Iterator[Message]:
     for is_tool, group in groupby(messages, lambda message: message.role == "tool"):
         if is_tool:
@@ -46,6 +66,6 @@ def _written(messages: Sequence[Message], calls: CallFormat) -> Iterator[Message
             yield Message("user", "\n".join(answers))
             continue
         for message in group:
-            texts = [calls.written(call.name, json.loads(call.arguments)) for call in message.tool_calls]
+            texts = [calls.written(call.name, read_arguments(call.arguments)) for call in message.tool_calls]
             content = "\n".join(filter(None, [message.content, *texts]))
             yield Message(message.role, content, name=message.name)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 MOST_CHARS = 300
+_IN_SCHEMA = re.compile(r"(?s)^.*?failed to compile JSON schema: (.*?)(\n *\d+ \| .*)?$")
 # what llguidance says, and what it means
 MEANINGS = {
     "NoExtensionBias": "no text is of it; a rule or $ref that leads back to itself needs another way to end, too",
@@ -15,6 +18,7 @@ MEANINGS = {
 
 def reason_of(error: object) -> str:
     """Of what llguidance raises or tells: one line without a full stop, of `MOST_CHARS` at most."""
-    text = str(error)
+    # of a schema within a grammar the reason alone: its place is in text that the request's author did not write
+    text = _IN_SCHEMA.sub(r"\1", str(error))
     meanings = (meaning for words, meaning in MEANINGS.items() if words in text)
     return next(meanings, " ".join(text.removesuffix("<non-verbose/>").split())[:MOST_CHARS])

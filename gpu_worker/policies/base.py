@@ -32,7 +32,8 @@ class Family(enum.Enum):
 class CacheShape:
     """Sizes that every piece of KV state is built from.
 
-    row_format: of rows in slots and in the arena. dtype: of the model's keys.
+    row_format: of rows in slots and in the arena. dtype: of the model's keys. layers: which layers of the model these
+    are, where a cache serves some; None: all.
     """
 
     max_num_seqs: int
@@ -44,6 +45,11 @@ class CacheShape:
     scale: float
     device: torch.device
     dtype: torch.dtype = torch.float32
+    layers: tuple[int, ...] | None = None
+
+    def part(self, layers: tuple[int, ...]) -> CacheShape:
+        """The same of some of the model's layers, one behind another."""
+        return replace(self, num_layers=len(layers), layers=layers)
 
     @property
     def head_dim(self) -> int:

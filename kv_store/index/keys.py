@@ -120,3 +120,12 @@ def _finite(keys: Keys, what: str) -> Keys:
     if not np.isfinite(keys).all():
         raise InvalidArgument(f"{what} hold a NaN or an infinity")
     return keys
+
+
+def first_equals(rows: Keys) -> npt.NDArray[np.int64]:
+    """Number each row of [n, w] by the first that equals it, -0.0 and 0.0 alike: int64 [n]."""
+    first: dict[bytes, int] = {}
+    # Adding zero makes -0.0 and 0.0 one.
+    return np.array(
+        [first.setdefault(row.tobytes(), number) for number, row in enumerate(rows + 0.0)], np.int64
+    )

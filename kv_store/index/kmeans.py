@@ -13,7 +13,7 @@ from kv_store.client.indexes import KMEANS_METRICS, KMeansParams
 from kv_store.client.layout import Layout
 from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
-from kv_store.index.keys import Keys, KeySource
+from kv_store.index.keys import Keys, KeySource, first_equals
 from kv_store.topk import cluster_rows
 
 _MAX_CLUSTERS = 1 << 20
@@ -99,8 +99,14 @@ class KMeansIndex(Index):
 
     def _assign(self, points: Keys, centroids: Keys) -> npt.NDArray[np.int32]:
         metric = faiss.METRIC_L2 if self._is_l2 else faiss.METRIC_INNER_PRODUCT
-        _, nearest = faiss.knn(points, _unit(centroids) if self._is_cosine else centroids, 1, metric=metric)
-        return nearest[:, 0].astype(np.int32)
+        targets = _unit(centroids) if self._is_cosine else centroids
+        _, nearest = faiss.knn(points, targets, 1, metric=metric)
+        # FAISS leaves it to the processor which of equal ones it names: the first one here.
+        labels = first_equals(targets)[nearest[:, 0]].astype(np.int32)
+        if not self._is_l2:
+            # All products with zero are equal.
+            labels[~points.any(axis=1)] = 0
+        return labels
 
 
 def _unit(rows: Keys) -> Keys:

@@ -13,7 +13,7 @@ from kv_store.client.indexes import PQ_METRICS, PQParams
 from kv_store.client.layout import Layout
 from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
-from kv_store.index.keys import Keys, KeySource
+from kv_store.index.keys import Keys, KeySource, first_equals
 from kv_store.topk import pq_scores, top_k_positions
 
 _SEED_MASK = 0x7FFF_FFFF
@@ -68,22 +68,23 @@ class PQIndex(Index):
     def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
         max_square_norms = self._max_square_norms(keys) if self._is_ip else None
         num_rows, num_centroids = keys.num_rows, self.num_centroids
+        codes: Array | None
         if num_rows <= num_centroids:
             # Too few rows to fit: each row is its own centroid, the last one fills the rest.
             filled = np.minimum(np.arange(num_centroids), num_rows - 1)
             codebooks = np.ascontiguousarray(self._parts_of(keys.all(), max_square_norms)[:, filled])
+            # By its number: which of equal or nearly equal centroids a search finds depends on the processor.
+            own = np.arange(num_rows, dtype=np.uint8)[:, None]
+            codes = np.ascontiguousarray(np.broadcast_to(own, (num_rows, self._parts)))
             iterations, seconds = 0, 0.0
         else:
             drawn = self._sample(keys, options)
             begun = time.perf_counter()
             codebooks = self._train(self._parts_of(drawn, max_square_norms), options)
             iterations, seconds = options.max_iterations, time.perf_counter() - begun
-        arrays = [codebooks]
-        if self._assigns:
-            arrays.append(self._codes(keys, codebooks, max_square_norms))
-        if max_square_norms is not None:
-            arrays.append(max_square_norms)
-        return Fit(tuple(arrays), iterations, seconds)
+            codes = self._codes(keys, codebooks, max_square_norms) if self._assigns else None
+        arrays = (codebooks, codes if self._assigns else None, max_square_norms)
+        return Fit(tuple(each for each in arrays if each is not None), iterations, seconds)
 
     def _codes(self, keys: KeySource, codebooks: Keys, max_square_norms: Keys | None) -> Array:
         codes, coder = np.empty((keys.num_rows, self._parts), np.uint8), _Coder(codebooks, self._bits)
@@ -155,19 +156,20 @@ class _Coder:
         self._num_bits = num_bits
         self._quantizer = faiss.ProductQuantizer(self._num_parts * width, self._num_parts, num_bits)
         faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), self._quantizer.centroids)
+        # FAISS leaves it to the processor which of equal centroids it names: the first one here.
+        self._first = [first_equals(codebook) for codebook in codebooks]
 
     def codes(self, parts: Keys) -> npt.NDArray[np.uint8]:
-        """Of parts [m, n, w]: uint8 [n, m]."""
+        """Code parts [m, n, w]: uint8 [n, m]."""
         num_rows = parts.shape[1]
         rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_rows, -1)
         packed = self._quantizer.compute_codes(rows)
-        if self._num_bits == 8:
-            return packed
         # FAISS packs codes of fewer than 8 bits, the first in the lowest; kernels want one byte each.
         codes = np.empty((num_rows, self._num_parts), np.uint8)
         wide = np.zeros((num_rows, packed.shape[1] + 1), np.uint16)
         wide[:, :-1] = packed
-        for part in range(self._num_parts):
+        for part, first in enumerate(self._first):
             byte, shift = divmod(part * self._num_bits, 8)
-            codes[:, part] = ((wide[:, byte] | wide[:, byte + 1] << 8) >> shift) & ((1 << self._num_bits) - 1)
+            code = ((wide[:, byte] | wide[:, byte + 1] << 8) >> shift) & ((1 << self._num_bits) - 1)
+            codes[:, part] = first[code]
         return codes

@@ -1,4 +1,4 @@
-"""Trainers as Ray actors, one CPU each, that map the same arena; the calls carry offsets only."""
+"""Trainers as Ray actors of low priority that map the same arena; the calls carry offsets only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class RayTrainers(TrainerPool):
     """`num_trainers` actors; a thread for each waits for its answers. They end with their owner."""
 
     def __init__(self, handle: ArenaHandle, num_trainers: int, arena_socket: str) -> None:
-        actor_class = ray.remote(TrainerActor).options(num_cpus=1, max_restarts=-1, max_task_retries=1)
+        # Ray counts no core for a trainer: the store has asked for the cores, of its placement group where it has one.
+        actor_class = ray.remote(TrainerActor).options(num_cpus=0, max_restarts=-1, max_task_retries=1)
         self._actors: list[Any] = [actor_class.remote(handle, arena_socket) for _ in range(num_trainers)]
         self._idle: queue.SimpleQueue = queue.SimpleQueue()
         self._threads = ReadyThreads(num_trainers, "trainer")

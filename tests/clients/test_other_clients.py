@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from serving import Serving, serving
@@ -122,3 +123,45 @@ def test_langchain_as_the_page_has_it(server: Serving) -> None:
     command = [os.environ["CLIENTS_PYTHON"], "-c", program.replace("http://127.0.0.1:8000", server.url)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout.strip() != "") == (0, True), done.stderr[-3000:]
+
+
+def test_lm_eval_runs_a_papers_task_on_a_file(server: Serving, tmp_path: Path) -> None:
+    """LongBench's qasper with its own prompt and metric, and a file of two questions in place of its data."""
+    facts = {"amber fox": "48213", "grey owl": "77120"}
+    lines = [
+        {
+            "context": f"The secret number of the {who} is {number}. " * 20,
+            "question": f"What is the secret number of the {who}?",
+            "answers": [number],
+        }
+        for who, number in facts.items()
+    ]
+    (tmp_path / "qasper.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    clients = Path(os.environ["CLIENTS_PYTHON"])
+    (task,) = clients.parent.parent.glob("lib/python3*/site-packages/lm_eval/tasks/longbench/qasper.yaml")
+    (tmp_path / "own.yaml").write_text(
+        f"include: {task}\ntask: own_qasper\ntag: []\ndataset_path: json\ndataset_name: null\n"
+        f"dataset_kwargs:\n  data_files:\n    test: {tmp_path / 'qasper.jsonl'}\n"
+    )
+    model = f"model=carrel-nano,base_url={server.url}/v1/completions,tokenizer={MODEL},max_length=8192"
+    options = ["--include_path", tmp_path, "--output_path", tmp_path / "out", "--log_samples"]
+    command = [str(clients), "-m", "lm_eval", "--model", "local-completions", "--model_args", model]
+    command += ["--tasks", "own_qasper", *map(str, options)]
+    run = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    (results,) = (tmp_path / "out").rglob("results_*.json")
+    found = json.loads(results.read_text())
+    assert found["n-samples"]["own_qasper"]["effective"] == len(facts)
+    assert 0 <= found["results"]["own_qasper"]["qa_f1_score,none"] <= 1
+    (samples,) = (tmp_path / "out").rglob("samples_own_qasper_*.jsonl")
+    for sample in map(json.loads, samples.read_text().splitlines()):
+        prompt = sample["arguments"]["gen_args_0"]["arg_0"]
+        body = {"model": "carrel-nano", "prompt": prompt, "max_tokens": 128, "temperature": 0}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+        assert sample["resps"] == [[answer["choices"][0]["text"]]]

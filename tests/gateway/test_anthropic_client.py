@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import anthropic
+import httpx
 import pydantic
 import pytest
 from gateway_stack import Stack
@@ -132,3 +133,26 @@ def test_other_errors(claude: anthropic.Anthropic, stack: Stack, locked_stack: S
     with pytest.raises(anthropic.AuthenticationError):
         locked.messages.create(model="tiny", **asked)
     assert locked.with_options(api_key="right-key").messages.create(model="tiny", **asked).content
+
+
+def test_every_refusal_and_a_bug_have_anthropics_form(
+    claude: anthropic.Anthropic, locked_stack: Stack, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(request: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(stack.service, "chat", fail)
+    body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+    for url, headers, status, kind in (
+        (stack.url, {}, 500, "api_error"),
+        (locked_stack.url, {}, 401, "authentication_error"),
+        (stack.url, {"Host": "elsewhere.example"}, 403, "permission_error"),
+    ):
+        answer = httpx.post(f"{url}/v1/messages", json=body, headers=headers, timeout=PATIENCE)
+        assert answer.status_code == status
+        assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", kind)
+        assert "a bug" not in answer.text
+        assert answer.headers["X-Request-Id"]
+    # another route's errors are OpenAI's
+    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalServerError")

@@ -15,8 +15,9 @@ from gateway_stack import running_stack
 from waiting import PATIENCE
 
 from gateway.errors import InvalidRequest, TooLarge
+from gateway.heavy_work import HeavyWork
 from gateway.json_limits import MAX_VALUES
-from gateway.rest.parsing import LARGE_BYTES, parse
+from gateway.rest.parsing import LARGE_BYTES, look, parse
 
 # of several pieces, and longer than it may be where nobody may have a prompt
 MANY = 150_000
@@ -25,7 +26,11 @@ SHORT = [1, 2, 3]
 
 
 def parsed(raw: bytes | str, max_token_ids: int = MANY) -> Any:
-    return asyncio.run(parse(raw.encode() if isinstance(raw, str) else raw, max_token_ids))
+    return asyncio.run(read(raw.encode() if isinstance(raw, str) else raw, max_token_ids))
+
+
+async def read(raw: bytes, max_token_ids: int) -> Any:
+    return await parse(raw, max_token_ids, await look(raw, max_token_ids, HeavyWork().of(b"")))
 
 
 def plain(value: Any) -> Any:
@@ -52,6 +57,27 @@ def plain(value: Any) -> Any:
 )
 def test_it_is_what_one_call_would_make_of_it(body: dict[str, Any], indent: str | None) -> None:
     assert plain(parsed(json.dumps(body, indent=indent))) == body
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("\\uDE00", "\ufffd"),
+        ("\\ud83d\\uDE00", "\U0001f600"),
+        ("\\ud83d\\ud83d\\ude00\\ude00", "\ufffd\U0001f600\ufffd"),
+        ("\\\\ud83d", "\\ud83d"),
+        ("\\\\\\ud83d\\\\", "\\\ufffd\\"),
+        ("\\ud83d\\u0041", "\ufffdA"),
+        ('\\ude00 \\"\\ud83d', '\ufffd "\ufffd'),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_character_that_is_unknown(text: str, meant: str) -> None:
+    ids = json.dumps(IDS[:5000])
+    found = plain(parsed(f'{{"prompt": {ids}, "a{text}": ["{text}", "ud83d"]}}'))
+    assert found == {"prompt": IDS[:5000], f"a{meant}": [meant, "ud83d"]}
+    with pytest.raises(ValueError, match="escape"):
+        parsed(f'{{"{text}": "\\ud83"}}')
 
 
 def test_long_lists_of_ids_are_arrays_and_no_others() -> None:
@@ -118,7 +144,7 @@ def test_others_have_their_turns_meanwhile() -> None:
     raw = json.dumps({"prompt": IDS[:70_000]}).encode()
     # a longer one is looked through in a thread, beside which the loop turns as it may
     assert len(raw) < LARGE_BYTES
-    assert asyncio.run(turns_during(lambda: parse(raw, MANY))) > 10
+    assert asyncio.run(turns_during(lambda: read(raw, MANY))) > 10
 
 
 def test_a_prompt_of_very_many_ids_comes_to_the_worker_and_back(tmp_path: Path, model_dir: Path) -> None:

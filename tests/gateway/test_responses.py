@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from gateway_stack import Stack, running_stack
-from waiting import PATIENCE
+from gateway_stack import Stack
 
-from gateway.errors import UnknownResponse
+from gateway.errors import TooLarge, UnknownResponse
 from gateway.exchange import Message, ToolCall
+from gateway.json_limits import MAX_NESTED
 from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import InputItem
 from gateway.turns import Turn, Turns
@@ -122,7 +121,6 @@ def test_a_response_streams(client: openai.OpenAI, stack: Stack) -> None:
         ({"include": ["reasoning.encrypted_content"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-        ({"input": [{"type": "function_call", "call_id": "x", "name": "y", "arguments": "5"}]}, "messages"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": []}, "input"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
@@ -135,24 +133,6 @@ def test_what_is_not_served_is_refused(
         client.responses.create(**{"model": "tiny", "input": "hello", **fields})
     assert caught.value.param == param
     assert stack.script.requests == []
-
-
-@pytest.mark.parametrize("arguments", ['{"a": "xy', "{a: 1}}</tool_call>"], ids=["cut off", "no JSON"])
-def test_a_call_that_cannot_be_made_is_not_gone_on_from(
-    tmp_path: Path, model_dir: Path, arguments: str
-) -> None:
-    tool = {"type": "function", "name": "f", "parameters": {}}
-    with (
-        running_stack(tmp_path, model_dir, max_model_len=1024) as own,
-        openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as asks,
-    ):
-        own.say('So <tool_call>\n{"name": "f", "arguments": ' + arguments)
-        first = asks.responses.create(model="tiny", input="hello", tools=[tool])
-        assert [item.type for item in first.output] == ["message", "function_call"]
-        own.say("dog")
-        second = asks.responses.create(model="tiny", input="and?", previous_response_id=first.id)
-        assert second.output_text == "dog"
-        assert prompt_of(own).endswith("<|assistant|>So<|end|><|user|>and?<|end|><|assistant|>")
 
 
 def turn(name: str, previous: str | None = None, size: int = 0, session: str = "s") -> Turn:
@@ -231,3 +211,13 @@ def test_an_answer_to_a_call_is_not_looked_for_among_all_calls() -> None:
     assert len(asked.tool_calls) == count
     assert [each.name for each in answered] == [f"f{each}" for each in ids]
     assert CountedText.num_compared < 10 * count
+
+
+def test_a_conversation_has_no_more_messages_than_a_body_may() -> None:
+    turns, name = Turns(), ""
+    said = (Message("user", "x"),) * (MAX_NESTED // 2)
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        turns.add(b"one", Turn(name, previous, "s", said, b"{}"))
+    assert len(turns.messages(b"one", "b")) == MAX_NESTED
+    with pytest.raises(TooLarge, match="messages behind previous_response_id"):
+        turns.messages(b"one", "c")

@@ -230,7 +230,6 @@ HOSTILE = [
     b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
     b'{"messages": [{"role": "user", "content": "x"}], "temperature": Infinity}',
     b'{"messages": [{"role": "user", "content": "x"}], "carrel": {"budget": NaN}}',
-    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
     b'{"messages": [{"role": "user", "content": "\\u0000"}]}',
     b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
     b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",

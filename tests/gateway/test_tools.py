@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "time"}}
 STRICT = {"type": "function", "function": {"name": "time", "strict": True}}
+
+
+def named(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 # writes tools, calls and thoughts itself, and begins an answer within a thought if it is asked to
 OWN = (
@@ -117,13 +124,13 @@ def test_calls_stream_with_their_names_first(client: openai.OpenAI, stack: Stack
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        ({"tool_choice": "required"}, ['call_0: "\\n{\\"name\\": \\"weather\\"', "call_1", "call)*"]),
+        ({"tool_choice": "required"}, ['"const": "weather"', '"const": "time"', "call)*"]),
+        ({"tool_choice": {"type": "function", "function": {"name": "time"}}}, ['"const": "time"']),
         (
-            {"tool_choice": {"type": "function", "function": {"name": "time"}}},
-            ['call_0: "\\n{\\"name\\": \\"time\\"'],
+            {"response_format": {"type": "json_object"}},
+            ["start: calls | answer", '"const": "weather"', "answer: %json"],
         ),
-        ({"response_format": {"type": "json_object"}}, ["start: calls | answer", "call_1", "answer: %json"]),
-        ({"tools": [WEATHER, STRICT]}, ["begun[lazy]", "call_1"]),
+        ({"tools": [WEATHER, STRICT]}, ["begun[lazy]", '"const": "weather"']),
     ],
 )
 def test_a_call_that_must_be_is_held_to_a_grammar(
@@ -136,7 +143,7 @@ def test_a_call_that_must_be_is_held_to_a_grammar(
     assert grammar.param == "tools"
     assert all(part in grammar.ebnf for part in parts)
     assert "time" in prompt_of(stack)
-    assert ("call_1" in grammar.ebnf) == ("call_1" in parts)
+    assert ("weather" in grammar.ebnf) == ('"const": "weather"' in parts)
 
 
 def test_a_tool_that_is_named_is_called_once(client: openai.OpenAI, stack: Stack) -> None:
@@ -204,6 +211,17 @@ def test_without_tools_or_with_none_to_be_called_an_answer_is_text(stack: Stack)
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [TIME], "guided_regex": "a"}, "guided_regex"),
         ({"tools": [TIME], "tool_choice": "required", "guided_json": {}}, "guided_json"),
+        ({"tools": [named("x", {"type": "string"})], "tool_choice": "required"}, "tools"),
+        ({"tools": [named("x", {"enum": ["a"]}), TIME], "guided_json": {}}, "tools"),
+        (
+            {
+                "tools": [
+                    TIME,
+                    {**STRICT, "function": {**STRICT["function"], "name": "x", "parameters": {"const": 3}}},
+                ]
+            },
+            "tools",
+        ),
         ({"tools": [TIME], "guided_json": "[1]"}, "guided_json"),
         ({"tools": [TIME], "guided_json": "[" * 100_000}, "guided_json"),
         ({"tools": [TIME], "guided_json": "[" * 200_000}, "guided_json"),
@@ -218,12 +236,24 @@ def test_tools_that_cannot_be_called_are_refused(
     assert not stack.script.requests
 
 
-def test_arguments_in_the_history_must_be_an_object(http: httpx.Client, stack: Stack) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": "[1"}}
-    messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    answer = http.post(CHAT, json={"messages": messages})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
-    assert "'c1'" in answer.text
+def nested(key: str, depth: int) -> str:
+    return f'{{"{key}": ' * depth + "{}" + "}" * depth
+
+
+@pytest.mark.parametrize("depth", [150, 300, 450, 900, 20_000])
+def test_what_is_nested_too_deeply_for_a_template_or_a_grammar_is_refused(own: Stack, depth: int) -> None:
+    own.say("x")
+    call = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": nested("a", depth)}}
+    body = {"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}]}
+    assert httpx.post(own.url + CHAT, json=body, timeout=PATIENCE).status_code in (200, 400, 413)
+    tool = chat_pb2.Tool(name="time", parameters=nested("additionalProperties", depth))
+    for choice in (chat_pb2.TOOL_CHOICE_AUTO, chat_pb2.TOOL_CHOICE_REQUIRED):
+        request = chat_pb2.ChatRequest(messages=[chat_pb2.Message(**ASKED)], tools=[tool], tool_choice=choice)
+        with grpc.insecure_channel(own.grpc_target) as channel:
+            events = chat_pb2_grpc.ChatStub(channel).Complete(request, timeout=PATIENCE)
+            with suppress(grpc.RpcError):
+                list(events)
+            assert events.code().name in ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
 def test_a_template_that_knows_tools_gets_them_and_calls_as_objects(own: Stack) -> None:
@@ -462,7 +492,6 @@ def test_chat_grpc_holds_answers_to_grammars_as_rest(stack: Stack) -> None:
         ({"tools": [{"name": "a", "parameters": "[1]"}]}, "tools"),
         ({"tools": [{"name": "a", "parameters": "[" * 9999}]}, "tools"),
         ({"tools": [{"name": "a"}] * 129}, "tools"),
-        ({"messages": [{**ASKED, "tool_calls": [{"id": "c", "name": "a", "arguments": "x"}]}]}, "messages"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"choice": {}}}, "structured_outputs.choice"),
         ({"json_schema": "{}", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import faiss
 import numpy as np
 import pytest
 
@@ -80,17 +81,53 @@ def test_codebooks_alone_are_those_that_come_with_codes(metric: str) -> None:
     assert not alone.is_searchable
 
 
+class LastOfEquals(faiss.ProductQuantizer):
+    """Break ties the other way: the last of equally near centroids is named, where FAISS leaves it to the processor."""
+
+    def compute_codes(self, rows: np.ndarray) -> np.ndarray:
+        codebooks = faiss.vector_to_array(self.centroids).reshape(self.M, self.ksub, self.dsub)
+        parts = rows.reshape(len(rows), self.M, self.dsub)
+        distances = [squared_distances(parts[:, part], codebooks[part])[:, ::-1] for part in range(self.M)]
+        return np.stack([self.ksub - 1 - each.argmin(axis=1) for each in distances], axis=1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("num_bits", [4, 8])
 @pytest.mark.parametrize("num_rows", [1, 5, 16])
-def test_pq_with_too_few_rows_is_exact(num_rows: int) -> None:
+def test_pq_with_too_few_rows_is_exact(num_rows: int, num_bits: int, metric: str) -> None:
     keys = clustered(num_rows, 8, 5)
-    fit = make_index(PQParams(2, 4)).fit_head(ArrayKeys(keys), OPTIONS)
-    (codebooks, codes), iterations = fit.arrays, fit.iterations
+    fit = make_index(PQParams(2, num_bits, 0, metric)).fit_head(ArrayKeys(keys), OPTIONS)
+    (codebooks, codes), iterations = fit.arrays[:2], fit.iterations
     assert iterations == 0
-    assert codebooks.shape == (2, 16, 4)
-    rebuilt = np.concatenate([codebooks[part][codes[:, part]] for part in range(2)], axis=1)
+    assert codebooks.shape == (2, 2**num_bits, 4 + (metric == "ip"))
+    rebuilt = np.concatenate([codebooks[part][codes[:, part], :4] for part in range(2)], axis=1)
     assert (rebuilt == keys).all()
     assert (codebooks[:, num_rows:] == codebooks[:, num_rows - 1 : num_rows]).all()
-    assert codes.max() < num_rows
+    assert codes.tolist() == [[row, row] for row in range(num_rows)]
+
+
+def test_pq_with_too_few_rows_names_each_row_where_rounding_would_not() -> None:
+    # Squares of such lengths have no place for the differences.
+    keys = (1000 + clustered(12, 64, 12) / 100).astype(np.float32)
+    _, codes = make_index(PQParams(2, 4)).fit_head(ArrayKeys(keys), OPTIONS).arrays
+    assert codes.tolist() == [[row, row] for row in range(12)]
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_later_tokens_are_coded_by_the_first_of_equal_centroids(
+    metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faiss, "ProductQuantizer", LastOfEquals)
+    index, keys = make_index(PQParams(2, 8, 0, metric)), clustered(5, 8, 5)
+    keys[3, :4] = keys[1, :4]
+    keys[4, 4:] = keys[0, 4:]
+    arrays = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
+    later = index.extend_head(ArrayKeys(keys), arrays)
+    assert later.tolist() == [[0, 0], [1, 1], [2, 2], [1, 3], [4, 0]]
+    # Zero has two signs.
+    keys[0], keys[1] = 0.0, -0.0
+    arrays = index.fit_head(ArrayKeys(keys[:2]), OPTIONS).arrays
+    assert index.extend_head(ArrayKeys(keys[:2]), arrays).tolist() == [[0, 0], [0, 0]]
 
 
 def test_cosine_labels_are_the_nearest_direction_and_centroids_keep_length() -> None:
@@ -176,6 +213,25 @@ def test_more_clusters_than_rows_leaves_empty_ones(metric: str) -> None:
     assert centroids.shape == (10, 8)
     assert np.bincount(labels, minlength=10).tolist() == [1] * 6 + [0] * 4
     assert index.select_head(keys[:1], [(centroids, labels)], 6, 1.0).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2", "ip"])
+def test_keys_that_clusters_tie_for_are_of_the_first(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_of_equals(
+        points: np.ndarray, centroids: np.ndarray, k: int, metric: int
+    ) -> tuple[None, np.ndarray]:
+        products = points @ centroids.T
+        nearest = -squared_distances(points, centroids) if metric == faiss.METRIC_L2 else products
+        return None, len(centroids) - 1 - nearest[:, ::-1].argmax(axis=1)[:, None]
+
+    monkeypatch.setattr(faiss, "knn", last_of_equals)
+    keys = np.zeros((40, 8), np.float32)
+    keys[:5, 0] = 4.0
+    (centroids, labels) = make_index(KMeansParams(9, metric)).fit_head(ArrayKeys(keys), OPTIONS).arrays
+    for row, label in enumerate(labels):
+        assert label == (centroids == centroids[label]).all(axis=1).argmax()
+        assert metric != "l2" or np.allclose(centroids[label], keys[row], atol=0.1)
+    assert metric == "l2" or (labels[5:] == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,16 @@ def shared_memory(pids: set[int]) -> set[Path]:
 
 
 @pytest.mark.e2e
-def test_ray_runs_the_store_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+def test_ray_runs_the_store_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a machine whose memory the arena fills: by itself Ray would kill the store there
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    # Ray logs as much in a second as else in hours
+    monkeypatch.setenv("RAY_event_stats_print_interval_ms", "10")
+    scratch = folder / "ray"
+    scratch.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(scratch))
     with (tmp_path / "log").open("w") as log:
         process = start(folder, "ray", "--log-level", "debug", log=log)
     try:
@@ -136,9 +145,13 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path, tmp_path: Path) -> 
         assert (client.gather(0, [RowsWanted("a", 1, np.array([99]))]) == rows[1, 99]).all()
         children = descendants(process.pid)
         assert len(children) > 3
+        assert [path.name[:4] for path in scratch.iterdir()] == ["ray-"]
+        assert {path.name for path in folder.iterdir()} == {"arena.sock", "kv_store.sock", "ray"}
         # who asks the store waits for it, and nobody for a trainer
         [store], [trainer] = niceness(children, "StoreActor"), niceness(children, "TrainerActor")
         assert (store, trainer) == (own := os.nice(0), max(own, 15))
+        wait_until(lambda: list(scratch.rglob("raylet.out.1")))
+        assert max(log.stat().st_size for log in scratch.rglob("logs/*") if log.is_file()) < 1 << 20
         mapped = shared_memory(children)
         assert mapped
         assert listening_addresses(children) <= {"0100007F", "0000000000000000FFFF00000100007F"}
@@ -147,7 +160,7 @@ def test_ray_runs_the_store_and_leaves_nothing(folder: Path, tmp_path: Path) -> 
         assert process.stdout is not None
         assert process.stdout.read() == ""
         assert not await_end(children)
-        assert list(folder.iterdir()) == []
+        assert list(folder.rglob("*")) == [scratch]
         assert not [file for file in mapped if file.exists()]
         # the actor logs where its driver does
         told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line[0] == "{"]

@@ -25,6 +25,7 @@ from carrel.process.options import options_of
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
+from kv_store.config import parse_config as parse_store
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "compose.yaml").read_text()
@@ -40,6 +41,8 @@ FIXED |= {"worker_ca_file", "worker_client_keyfile", "worker_client_certfile", "
 FIXED |= {"uds", "ssl_keyfile", "ssl_certfile", "download_dir"}
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?-)([^}]*))?\}")
 ENDING_S = 20.0
+# the least that Ray takes is 75 MiB
+OBJECT_STORE_BYTES = 80_000_000
 
 
 def filled_in(value: Any) -> Any:
@@ -75,7 +78,7 @@ def test_a_service_is_contained(service: dict[str, Any]) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["init"] is True
     assert service["restart"] == "unless-stopped"
-    assert not {"privileged", "ipc", "pid", "shm_size", "userns_mode"} & service.keys()
+    assert not {"privileged", "ipc", "pid", "userns_mode"} & service.keys()
     assert service.get("user", "10001").split(":")[0] not in ("0", "root")
     assert service.get("network_mode") in (None, "none")
 
@@ -136,6 +139,18 @@ def test_sockets_are_shared_by_those_who_talk_and_no_others() -> None:
         assert "worker-run" in mounts[f"worker-{profile}"] & mounts[f"gateway-{profile}"]
         assert "worker-run" not in mounts["kv-store"]
         assert "store-run" not in mounts[f"gateway-{profile}"]
+
+
+def test_ray_runs_the_store_with_room_for_its_object_store_and_threads() -> None:
+    service = SERVICES["kv-store"]
+    assert parse_store(service["command"]).runtime == "ray"
+    assert [name for name, each in SERVICES.items() if "shm_size" in each] == ["kv-store"]
+    # below that Ray takes the tmpfs, which its logs fill
+    assert int(service["shm_size"].removesuffix("m")) << 20 > OBJECT_STORE_BYTES
+    # a trainer for each core of a large machine
+    assert service["pids_limit"] >= 350 + 256 * 25
+    # all but the store is on the tmpfs, where a killed container leaves nothing, and the worker sees nothing
+    assert "RAY_TMPDIR=/tmp" in (ROOT / "docker/kv_store.Dockerfile").read_text()
 
 
 def test_the_gpu_is_asked_for_by_the_gpu_worker_alone() -> None:
@@ -220,7 +235,7 @@ def test_an_image_is_small_pinned_and_not_root(file: Path) -> None:
     ("name", "extra", "may_copy"),
     [
         ("gateway", "gateway", {"gateway", "gpu_worker/__init__.py", "gpu_worker/v1"}),
-        ("kv_store", "kv-store-process", {"kv_store"}),
+        ("kv_store", "kv-store", {"kv_store"}),
         (
             "gpu_worker",
             "gpu-worker",

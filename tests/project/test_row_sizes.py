@@ -14,7 +14,7 @@ PACKAGES = ("benchmarks", "carrel", "gateway", "gpu_worker", "kv_store")
 # The record itself, and its element types as those of PyTorch and NumPy.
 HOMES = ("kv_store/client/row_format.py", "gpu_worker/row_format.py", "kv_store/index/keys.py")
 
-HEAD_SIZES = {"d", "dim", "half_words", "head_dim", "head_size", "key_bytes"}
+HEAD_SIZES = {"d", "half_words", "head_dim", "head_size", "key_bytes"}
 ELEMENTS = {"bf16", "fp16", "fp32"}
 # The last axis of rows, cut into halves, and the old second places.
 HALVED = re.compile(

@@ -17,6 +17,7 @@ from tools.compose.deployment import ROOT, CheckFailed, Deployment, wait_until
 REQUEST = ROOT / "examples" / "documents" / "request.json"
 # what tools/make_request.py put into the document
 ANSWER = "48213"
+POLICY = "bitkeys"
 LEAST_OFFLOADED_TOKENS = 8000
 ANSWER_S = 600.0
 
@@ -26,9 +27,10 @@ def question(**changes: object) -> dict[str, Any]:
     return json.loads(REQUEST.read_text()) | changes
 
 
-def ask_by_rest(deployment: Deployment) -> int:
+def ask_by_rest(deployment: Deployment, policy: str = POLICY) -> int:
     """How many tokens of the prompt were known."""
     body = question(stream=False)
+    body["carrel"] |= {"policy": policy}
     del body["stream_options"]
     reply = httpx.post(
         f"http://127.0.0.1:{deployment.port}/v1/chat/completions",
@@ -47,6 +49,7 @@ def ask_by_rest(deployment: Deployment) -> int:
         used["policy"],
         used["offloaded_tokens"],
         used["bytes_moved"],
+        policy,
     )
     return found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -86,12 +89,14 @@ def ask(deployment: Deployment) -> int:
     return num_known
 
 
-def check_answer(how: str, answer: str, policy: str, offloaded_tokens: int, bytes_moved: int) -> None:
+def check_answer(
+    how: str, answer: str, policy: str, offloaded_tokens: int, bytes_moved: int, wanted: str = POLICY
+) -> None:
     """Raises CheckFailed unless the answer is right and came out of the arena."""
     shown = f"{how}: {answer!r} under {policy}, {offloaded_tokens} tokens offloaded, {bytes_moved} bytes back"
     if answer.strip() != ANSWER:
         raise CheckFailed(f"{shown}: {ANSWER} is right")
-    if policy != "bitkeys" or offloaded_tokens < LEAST_OFFLOADED_TOKENS or bytes_moved == 0:
+    if policy != wanted or offloaded_tokens < LEAST_OFFLOADED_TOKENS or bytes_moved == 0:
         raise CheckFailed(f"{shown}: rows were to go through the arena")
     print(f"compose-test: {shown}", flush=True)
 

@@ -27,6 +27,10 @@ KILL = (
     "for s in /proc/[0-9]*/status; do if grep -q '^PPid:[[:space:]]*1$' $s; then "
     "p=${s#/proc/}; kill -KILL ${p%/status}; fi; done"
 )
+KILL_STORE_ACTOR = (
+    "for c in /proc/[0-9]*/cmdline; do if grep -q '^ray::StoreActor' $c; then "
+    "p=${c#/proc/}; kill -KILL ${p%/cmdline}; fi; done"
+)
 EPOCH = """
 import socket
 from kv_store.client.handoff import HEADER, ArenaHandle
@@ -92,6 +96,10 @@ class Deployment:
     def kill(self, service: str) -> None:
         """SIGKILL the service's process, not its container: what `docker kill` ends stays ended on some engines."""
         self.inside(service, KILL)
+
+    def kill_store_actor(self) -> None:
+        """SIGKILL the process in which Ray runs the store; the service's own is another."""
+        self.inside(STORE, KILL_STORE_ACTOR)
 
     def epoch(self) -> int:
         """Of the running store, from its arena socket. Raises CheckFailed."""

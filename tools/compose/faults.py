@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
 
+from tools.compose.actors import check_actors
 from tools.compose.asking import ANSWER, ANSWER_S, RunningStream, ask, question
 from tools.compose.deployment import GATEWAY, SERVICES, STORE, WORKER, CheckFailed, Deployment, wait_until
 
@@ -50,7 +51,7 @@ class Drain:
 def kill_worker(deployment: Deployment) -> Fault:
     """The stream ends with an error, the store keeps its epoch. Raises CheckFailed."""
     epoch = deployment.epoch()
-    fault = _killed(deployment, WORKER, {httpx.codes.SERVICE_UNAVAILABLE})
+    fault = _killed(deployment, WORKER, {httpx.codes.SERVICE_UNAVAILABLE}, lambda: deployment.kill(WORKER))
     if deployment.epoch() != epoch:
         raise CheckFailed("the store has another epoch, although only the worker died")
     return fault
@@ -58,16 +59,18 @@ def kill_worker(deployment: Deployment) -> Fault:
 
 def kill_store(deployment: Deployment) -> Fault:
     """The stream, which recalls, ends with an error; the new store has another epoch. Raises CheckFailed."""
-    epoch = deployment.epoch()
-    fault = _killed(deployment, STORE, {httpx.codes.SERVICE_UNAVAILABLE})
-    if deployment.epoch() == epoch:
-        raise CheckFailed(f"the new store has the epoch {epoch} of the dead one")
-    return fault
+    return _killed_store(deployment, STORE, lambda: deployment.kill(STORE))
+
+
+def kill_store_actor(deployment: Deployment) -> Fault:
+    """The same when only the Ray actor dies: its container is started again. Raises CheckFailed."""
+    return _killed_store(deployment, f"{STORE}, its actor", deployment.kill_store_actor)
 
 
 def kill_gateway(deployment: Deployment) -> Fault:
     """The connection breaks, worker and store go on. Raises CheckFailed."""
-    return _killed(deployment, GATEWAY, {NOBODY, httpx.codes.SERVICE_UNAVAILABLE})
+    not_ready = {NOBODY, httpx.codes.SERVICE_UNAVAILABLE}
+    return _killed(deployment, GATEWAY, not_ready, lambda: deployment.kill(GATEWAY))
 
 
 def stop_gateway(deployment: Deployment) -> Drain:
@@ -87,14 +90,26 @@ def stop_all(deployment: Deployment) -> Drain:
     return _drained(deployment, "all three")
 
 
-def _killed(deployment: Deployment, service: str, not_ready: set[int]) -> Fault:
-    """SIGKILL the service's process under a stream that recalls, and see all be well again."""
+def _killed_store(deployment: Deployment, name: str, kill: Callable[[], None]) -> Fault:
+    """As `_killed`; Ray runs the new store and its trainers too."""
+    epoch = deployment.epoch()
+    fault = _killed(deployment, STORE, {httpx.codes.SERVICE_UNAVAILABLE}, kill, name)
+    if deployment.epoch() == epoch:
+        raise CheckFailed(f"the new store has the epoch {epoch} of the dead one")
+    check_actors(deployment)
+    return fault
+
+
+def _killed(
+    deployment: Deployment, service: str, not_ready: set[int], kill: Callable[[], None], name: str = ""
+) -> Fault:
+    """Kill a process of the service under a stream that recalls, and see all be well again."""
     started = _starts(deployment)
     with _watched(deployment) as statuses:
         stream = RunningStream(deployment, question(max_tokens=4000, ignore_eos=True))
         stream.wait_for_deltas(len(ANSWER) + 1)
         killed = time.monotonic()
-        deployment.kill(service)
+        kill()
         stream.wait_for_end(ERROR_S)
         ended = time.monotonic()
         wait_until(f"{service} is started again", lambda: _starts(deployment) != started, BACK_S)
@@ -113,7 +128,9 @@ def _killed(deployment: Deployment, service: str, not_ready: set[int]) -> Fault:
     if changed != {service}:
         raise CheckFailed(f"{service} killed: started again were {sorted(changed)}")
     wait_until("all are healthy", deployment.is_healthy, BACK_S)
-    fault = Fault(service, tuple(statuses), round(ended - killed, 1), stream.error, round(ready - killed, 1))
+    fault = Fault(
+        name or service, tuple(statuses), round(ended - killed, 1), stream.error, round(ready - killed, 1)
+    )
     print(f"compose-test: {fault}", flush=True)
     return fault
 

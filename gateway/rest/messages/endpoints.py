@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.config import GatewayConfig
-from gateway.errors import ServiceError
 from gateway.exchange import GenerationOptions
 from gateway.rest.body import read_asked, read_body
 from gateway.rest.documentation import Operation
 from gateway.rest.messages.converters import read_message_request, read_prompt
-from gateway.rest.messages.errors import message_error_response
 from gateway.rest.messages.schemas import CountAnswer, CountBody, MessageAnswer, MessagesBody
 from gateway.rest.messages.writer import MessageWriter
 from gateway.rest.reply import reply
@@ -36,29 +31,23 @@ class MessagesEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Continue a chat in Anthropic's words; with `stream` as its server-sent events."""
-        return await _told(self._create(request))
-
-    async def count(self, request: Request) -> Response:
-        """How many tokens a prompt of `/v1/messages` has."""
-        return await _told(self._count(request))
-
-    async def _create(self, request: Request) -> Response:
         with self._service.metrics.counting_refusals():
             body = await read_asked(request, MessagesBody, self._service.bodies)
             asked = read_message_request(body, request.state.request_id, request.state.caller)
             generation = self._service.chat(asked)
-        return await reply(request, generation, MessageWriter(generation), bool(body.stream), self._config)
+        return await reply(
+            request,
+            generation,
+            MessageWriter(generation),
+            bool(body.stream),
+            self._config,
+            self._service.work,
+        )
 
-    async def _count(self, request: Request) -> Response:
+    async def count(self, request: Request) -> Response:
+        """How many tokens a prompt of `/v1/messages` has."""
         body = await read_body(request, CountBody, self._service.bodies)
         self._service.check_model(body.model)
         prompt = read_prompt(body, GenerationOptions(body.model))
         tokens = await self._service.tokenize_chat(prompt, request.state.caller)
         return JSONResponse({"input_tokens": len(tokens)})
-
-
-async def _told(work: Coroutine[Any, Any, Response]) -> Response:
-    try:
-        return await work
-    except ServiceError as error:
-        return message_error_response(error)

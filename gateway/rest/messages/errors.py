@@ -7,10 +7,12 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from gateway.errors import ServiceError
-from gateway.rest.errors import STATUSES, error_response
+from gateway.rest.errors import STATUSES, error_response, internal_error_response
 
 KINDS = {
     400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
@@ -35,6 +37,11 @@ def message_error(error: ServiceError) -> dict[str, Any]:
 def message_error_response(error: ServiceError) -> JSONResponse:
     response = error_response(error)
     return JSONResponse(message_error(error), response.status_code, _own_headers(response))
+
+
+def message_internal_error_response() -> JSONResponse:
+    response = internal_error_response()
+    return JSONResponse(INTERNAL, response.status_code, _own_headers(response))
 
 
 def _own_headers(response: JSONResponse) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from starlette.responses import Response
@@ -22,6 +21,7 @@ from gateway.exchange import (
 from gateway.rest.answer import Answer, usage_json
 from gateway.rest.messages.errors import INTERNAL, message_error
 from gateway.rest.sse import named_frame
+from gateway.tool_calls.arguments import read_arguments
 
 
 class MessageWriter:
@@ -45,7 +45,7 @@ class MessageWriter:
         if choice.text:
             content.append({"type": "text", "text": choice.text})
         content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call.arguments)}
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": read_arguments(call.arguments)}
             for call in choice.calls
         ]
         usage = _usage(answer.usage) if answer.usage is not None else _prompt_usage(0, 0)
@@ -128,15 +128,6 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 def _reason(finish_reason: str | None, stop: str | None) -> dict[str, Any]:
     ended = "stop_sequence" if stop is not None else REASONS.get(finish_reason or "")
     return {"stop_reason": ended, "stop_sequence": stop}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Of a call; one that was cut off has none."""
-    try:
-        arguments: dict[str, Any] = json.loads(text)
-    except ValueError:
-        return {}
-    return arguments
 
 
 def _prompt_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from gateway.rest.answer import Answer, usage_json
 from gateway.rest.errors import error_body, internal_error_body
 from gateway.rest.responses.items import CallItem, Item, MessageItem, ReasoningItem
 from gateway.rest.sse import named_frame
-from gateway.tool_calls.checks import is_object
 
 
 class ResponseWriter:
@@ -143,8 +142,7 @@ class ResponseWriter:
         last = len(self._items) - 1
         output = [item.whole(self._status if item.place == last else "completed") for item in self._items]
         response = self._object(self._status, output, usage)
-        # one that was cut off is none to go on from
-        calls = tuple(item.call for item in self._calls if is_object(item.call.arguments))
+        calls = tuple(item.call for item in self._calls)
         thoughts = "".join(self._thoughts) or None
         self._done(response, Message("assistant", "".join(self._text), calls, reasoning=thoughts))
         return response

@@ -21,14 +21,24 @@ def representatives(received: Tensor, keys: Tensor, repr_topk: int, block_size: 
     head_dim, num_blocks = keys.shape[2], -(-num_tokens // block_size)
     padding = num_blocks * block_size - num_tokens
     padded = torch.nn.functional.pad(received, (0, padding), value=float("-inf"))
-    best = padded.view(num_kv_heads, num_blocks, block_size).topk(min(repr_topk, block_size), dim=2)
-    is_token = best.values > float("-inf")
+    of_blocks = padded.view(num_kv_heads, num_blocks, block_size)
+    best = later_best(of_blocks, min(repr_topk, block_size))
+    is_token = of_blocks.gather(2, best) > float("-inf")
     first = torch.arange(0, num_tokens, block_size, device=keys.device)[:, None]
-    places = (first + best.indices).clamp(max=num_tokens - 1).flatten(1)
+    places = (first + best).clamp(max=num_tokens - 1).flatten(1)
     chosen = keys.gather(1, places[..., None].expand(-1, -1, head_dim)).float()
-    total = (chosen.view(*best.indices.shape, head_dim) * is_token[..., None]).sum(dim=2)
+    total = (chosen.view(*best.shape, head_dim) * is_token[..., None]).sum(dim=2)
     counts = is_token.sum(dim=2)
     return total / counts.clamp(min=1)[..., None], counts
+
+
+def later_best(scores: Tensor, count: int) -> Tensor:
+    """Give the places of the `count` best scores of the last dimension, the best first; a tie goes to the later place.
+
+    `torch.topk` leaves ties to the device.
+    """
+    order = scores.flip(-1).argsort(dim=-1, descending=True, stable=True)[..., :count]
+    return scores.shape[-1] - 1 - order
 
 
 def local_attention(queries: Tensor, keys: Tensor, plan: Plan, scale: float) -> Tensor:

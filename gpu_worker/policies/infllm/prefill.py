@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.prefill_attention import attend_chunk
 from gpu_worker.policies.base import Plan, PromptAttention
-from gpu_worker.policies.infllm.blocks import local_attention, representatives
+from gpu_worker.policies.infllm.blocks import later_best, local_attention, representatives
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class BlockPrefill(PromptAttention):
         scores = (means[:, first:] @ mean_query[..., None]).squeeze(-1)
         if not self.per_head:
             scores = scores.mean(dim=0, keepdim=True).expand_as(scores)
-        blocks = first + scores.topk(num_best, dim=1).indices.sort(dim=1).values
+        blocks = first + later_best(scores, num_best).sort(dim=1).values
         every = torch.arange(end, device=keys.device)
         selected = (blocks[..., None] * size + every[:size]).flatten(1)
         fixed = (every[: first * size], every[stop * size :])

@@ -236,9 +236,12 @@ def train_pq(
     parts = sample.unflatten(-1, (num_parts, head_dim // num_parts)).transpose(1, 2).flatten(0, 1)
     if num_tokens <= ksub:
         filled = torch.arange(ksub, device=keys.device).clamp(max=num_tokens - 1)
-        codebooks = parts[:, filled].float()
+        codebooks = parts[:, filled].float().view(num_heads, num_parts, ksub, -1)
+        # By its number: rounding would not tell nearly equal tokens apart.
+        own = torch.arange(num_tokens, device=keys.device, dtype=torch.uint8)[:, None]
+        codes = own.expand(num_heads, -1, num_parts).contiguous()
     else:
         fitted, _ = lloyd.fit(parts, ksub, iterations, seed, metric="l2")
-        codebooks = fitted.means
-    codebooks = codebooks.view(num_heads, num_parts, ksub, -1)
-    return {"codebooks": codebooks, "codes": pq_assign(keys, codebooks), **extra}
+        codebooks = fitted.means.view(num_heads, num_parts, ksub, -1)
+        codes = pq_assign(keys, codebooks)
+    return {"codebooks": codebooks, "codes": codes, **extra}

@@ -125,7 +125,7 @@ def test_the_gateway_gets_its_keys_from_its_environment() -> None:
 def test_a_store_gets_whole_slabs() -> None:
     resolved = read_arguments({"arena-bytes": "1000000", "slab-bytes": "64KiB", "store-cpus": 3})
     config = store_config(resolved, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0))
-    assert (config.arena_bytes, config.num_trainers, config.runtime) == (15 * 65536, 3, "process")
+    assert (config.arena_bytes, config.num_trainers, config.runtime) == (15 * 65536, 3, "ray")
 
 
 def test_the_kubernetes_manifest_is_what_kuberay_reads() -> None:
@@ -141,6 +141,9 @@ def test_the_kubernetes_manifest_is_what_kuberay_reads() -> None:
         for container in spec["containers"]:
             assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
             assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+            # the priority of any process, and nothing is killed where an arena fills the memory
+            environment = {each["name"]: each.get("value") for each in container["env"]}
+            assert environment["RAY_worker_niceness"] == environment["RAY_memory_monitor_refresh_ms"] == "0"
 
 
 def test_a_worker_pod_has_room_for_a_replica_and_time_to_drain() -> None:

@@ -218,6 +218,15 @@ def test_the_oracles_recall_is_whole_and_its_mass_the_largest() -> None:
         # Of the same tokens for both, wherever their windows end; some of the best are sinks and recent ones.
         assert usage[policy].recall_rate < usage[policy].best_recall < usage["oracle"].best_recall <= 1.0
     assert usage["pqcache"].attention_mass < usage["oracle"].attention_mass
+    # Where all weigh the same, the best are the later ones too.
+    even = make_model()
+    with torch.no_grad():
+        for name, parameter in even.decoder.named_parameters():
+            if "qkv" in name:
+                parameter[: parameter.shape[0] * 3 // 5].zero_()
+    alike = Rig(even, tokens_per_slab=256).run(request("even", "oracle", 30, measure=True))[0].usage
+    assert alike.recall_rate == 1.0
+    assert alike.attention_mass == pytest.approx(alike.attended_tokens / 128, rel=0.1)
     unmeasured = rig.run(request("plain", "oracle", 30))[0].usage
     assert unmeasured.attention_mass is None
     assert unmeasured.recall_rate is None
@@ -259,10 +268,12 @@ def test_an_early_query_is_the_layers_own_of_the_layer_before(
 
     monkeypatch.setattr(decoder, "project_qkv", noted)
     rig.run(request("one", "oracle", 30, max_tokens=4))
-    assert [layer for layer, _ in seen] == 3 * list(range(full_layers, 3))
+    # Of the layers that the policy serves.
+    assert [layer for layer, _ in seen] == 3 * list(range(3 - full_layers))
     # A layer's own input comes first; what the guess was made of is projected when it is asked for.
     of_layer = {(layer, int(at)): hidden for layer, hidden, at in reversed(inputs)}
-    for count, (layer, early) in enumerate(seen):
+    for count, (index, early) in enumerate(seen):
+        layer = full_layers + index
         position = 120 + count // (3 - full_layers)
         hidden = of_layer[max(0, layer - 1), position]
         with torch.inference_mode():

@@ -15,6 +15,7 @@ from torch import Tensor
 import gpu_worker.policies
 from gpu_worker.policies import registry
 from gpu_worker.policies.base import Policy
+from gpu_worker.policies.rounding import rounded
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "methods.md"
 FILE = re.compile(r"```python\n# gpu_worker/policies/(\S+)\n(.*?)```", re.DOTALL)
@@ -43,7 +44,7 @@ def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
 
 
 def shortest(keys: Tensor, begin: int, end: int, count: int) -> list[int]:
-    return first_best(-keys[begin:end].norm(dim=-1), count, begin)
+    return first_best(-rounded(keys[begin:end].norm(dim=-1)), count, begin)
 
 
 def test_both_are_policies_by_name(policies: dict[str, Policy]) -> None:

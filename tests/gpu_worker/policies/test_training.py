@@ -194,6 +194,16 @@ def test_few_tokens(params: PQParams | KMeansParams, num_tokens: int, device: to
         assert torch.cosine_similarity(keys, own, dim=-1).min() > 0.5
 
 
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_few_tokens_have_their_own_codes_where_rounding_would_not_tell(
+    metric: str, device: torch.device
+) -> None:
+    # Squares of such lengths have no place for the differences.
+    keys = 1000 + clustered_keys(12, 64, 12, device) / 100
+    codes = train_index(keys, PQParams(2, 4, 0, metric), seed=0)["codes"]
+    assert codes.tolist() == [[[token, token] for token in range(12)]] * 2
+
+
 def test_equal_keys_leave_clusters_without_members(device: torch.device) -> None:
     keys = torch.ones(1, 300, 8, device=device)
     arrays = train_index(keys, KMeansParams(7), seed=0)

@@ -234,9 +234,12 @@ class MemoryStore:
 
 
 def nearest(points: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Each point's centroid: points [H, N, d], centroids [H, C, d]; [H, N]."""
-    products = points @ centroids.transpose(0, 2, 1)
-    return ((centroids**2).sum(-1)[:, None] - 2 * products).argmin(axis=-1)
+    """Each point's centroid, the first of those equally near: points [..., N, d], centroids [..., C, d]; [..., N].
+
+    Keys of one token at three positions in a row are equally far apart but for rounding, which batches change.
+    """
+    away = np.square(centroids).sum(-1)[..., None, :] - 2 * points @ centroids.swapaxes(-1, -2)
+    return (away <= away.min(axis=-1, keepdims=True) + 1e-3).argmax(axis=-1)
 
 
 def lengthened(part: np.ndarray, max_square_norms: np.ndarray) -> np.ndarray:
@@ -250,7 +253,7 @@ def lloyd(keys: np.ndarray, num_clusters: int, seed: int) -> tuple[np.ndarray, n
     rng = np.random.default_rng(seed)
     centroids = keys[rng.choice(len(keys), num_clusters, replace=len(keys) < num_clusters)].astype(np.float32)
     for _ in range(4):
-        labels = (np.square(centroids).sum(1) - 2 * keys @ centroids.T).argmin(1)
+        labels = nearest(keys, centroids)
         for cluster in np.unique(labels):
             centroids[cluster] = keys[labels == cluster].mean(0)
     return centroids, labels

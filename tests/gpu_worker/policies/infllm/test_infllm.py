@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.infllm import blocks as infllm_blocks
-from gpu_worker.policies.infllm.blocks import local_attention
+from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.policy import InfLLM
 from gpu_worker.policies.recall import Leaving
 
@@ -75,6 +75,24 @@ def test_representatives_are_the_tokens_of_a_block_that_received_most() -> None:
                 best = first + received[head, first : first + 16].topk(2).indices
                 mean = tokens.keys[layer, head, best].mean(dim=0)
                 torch.testing.assert_close(index.keys[1, layer, head, block], mean)
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 128])
+@pytest.mark.parametrize("repr_topk", [1, 3])
+def test_of_tokens_that_received_as_much_the_later_represent_their_block(
+    repr_topk: int, block_size: int
+) -> None:
+    num_tokens = 2 * block_size + 3
+    keys = torch.randn(HEADS, num_tokens, DIM, generator=torch.Generator().manual_seed(0))
+    received = torch.ones(HEADS, num_tokens)
+    received[1, block_size] = 2.0
+    means, counts = representatives(received, keys, repr_topk, block_size)
+    ends = [block_size, 2 * block_size, num_tokens]
+    expected = torch.stack([keys[:, end - repr_topk : end].mean(dim=1) for end in ends], dim=1)
+    torch.testing.assert_close(means[0], expected[0])
+    best = [block_size, *range(2 * block_size - repr_topk + 1, 2 * block_size)]
+    torch.testing.assert_close(means[1, 1], keys[1, best].mean(dim=0))
+    assert counts.tolist() == [[repr_topk] * 3] * HEADS
 
 
 def needles(num_tokens: int, places: dict[int, int], channel: int) -> Tokens:

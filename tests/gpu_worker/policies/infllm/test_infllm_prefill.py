@@ -112,3 +112,19 @@ def test_where_there_are_no_more_blocks_than_are_selected_the_prompt_is_dense() 
     many = Plan(100, 40, num_sink=3, num_recent=5, num_selected=32)
     found = attend(policy(), queries, rows, [], many)
     torch.testing.assert_close(found, attend_chunk_naive(queries, rows, 0, SCALE), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_of_blocks_that_score_alike_the_later_are_attended(per_head: bool) -> None:
+    queries, rows = prompt(64, 2)
+    queries = torch.zeros_like(queries)
+    found = attend(policy(per_head), queries, rows, [])
+    for begin in range(0, 64, CHUNK):
+        # Of the blocks before the first query's window two, and all from there on.
+        near = max(SIZE, (begin - 4) // SIZE * SIZE)
+        for query in range(begin, begin + CHUNK):
+            positions = [*range(SIZE), *range(max(SIZE, near - 2 * SIZE), query + 1)]
+            mean = rows[:, positions[: query + 1], DIM:].mean(dim=1)
+            torch.testing.assert_close(
+                found[query], mean.repeat_interleave(2, dim=0).view_as(found[query]), atol=1e-5, rtol=1e-4
+            )
