@@ -69,6 +69,7 @@ FLOORS = (
     "kernels",
     "device",
     "records",
+    "layers",
     "models",
     "sampling",
     "grammar",
