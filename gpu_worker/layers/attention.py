@@ -46,9 +46,6 @@ class AttentionSpec:
         """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
-    def build(self, prefix: str, rope: Rope, eps: float, target: Target) -> Attention:
-        return Attention(self, prefix, rope, eps, target)
-
 
 class Attention(torch.nn.Module):
     """A rank's heads: everything but the attention between tokens.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.layers.attention import AttentionSpec
+from gpu_worker.layers.attention import Attention, AttentionSpec
 from gpu_worker.layers.block import Target
 from gpu_worker.layers.mlp import MlpSpec
 from gpu_worker.layers.norm import Norm, added, added_and_normed, normed
@@ -42,7 +42,7 @@ class Layer(torch.nn.Module):
         super().__init__()
         width = spec.attention.qkv.num_inputs
         self._eps = spec.eps
-        self.attention = spec.attention.build(prefix, rope, spec.eps, target)
+        self.attention = Attention(spec.attention, prefix, rope, spec.eps, target)
         self.mlp = spec.mlp.build(prefix, target)
         self.input_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm = (
             Norm(prefix + name, width, target) if name else None

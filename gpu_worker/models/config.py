@@ -35,11 +35,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        shapes = {(each.num_heads, each.num_kv_heads, each.head_dim) for each in self.attentions}
-        if len(shapes) != 1:
+        kinds = {(each.num_heads, each.num_kv_heads, each.head_dim, each.scale) for each in self.attentions}
+        if len(kinds) != 1:
             raise ModelError(
-                f"{self.model_type}: layers with different heads are not supported, and there are "
-                f"{len(shapes)} kinds (query heads, KV heads, their size): {sorted(shapes)}"
+                f"{self.model_type}: layers that differ in their heads or scale of attention are not supported: "
+                f"(query heads, KV heads, size of a head, scale) is one of {sorted(kinds)}"
             )
 
     @property

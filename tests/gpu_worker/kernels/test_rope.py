@@ -38,6 +38,8 @@ SHAPES = {
     "group7": Shape(14, 2, 64, 64, False),
     "group16-half": Shape(16, 1, 128, 64, False),
     "odd-20": Shape(4, 1, 20, 20, False),
+    # as layers without RoPE are computed
+    "pair-of-64": Shape(8, 2, 64, 2, False),
     "interleaved": Shape(6, 2, 64, 64, True),
     "interleaved-32-of-64": Shape(14, 2, 64, 32, True),
     "interleaved-96": Shape(3, 1, 96, 48, True),
