@@ -6,14 +6,12 @@ from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.digest import weights_digest
 from gpu_worker.models.loader import LoadedModel, check_model, checkpoint_dtype, load_model
-from gpu_worker.models.shape import Shape
 from gpu_worker.models.ungrouped import ungrouped
 
 __all__ = [
     "Decoder",
     "LoadedModel",
     "ModelConfig",
-    "Shape",
     "check_model",
     "checkpoint_dtype",
     "load_model",

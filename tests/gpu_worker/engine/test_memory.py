@@ -26,7 +26,7 @@ from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, li
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.layers import RopeSpec
-from gpu_worker.models import Shape
+from gpu_worker.models.shape import Shape
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from dense_forward import dense_forward
+from safetensors.torch import load_file, save_file
+from tiny_models import CONFIGS, random_token_ids, save_model
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
 from gpu_worker.layers import Linear, LinearSpec, Part, Piece, Rank, Source, Split, Target, WeightFormat
+from gpu_worker.models import ModelConfig, load_model
+from gpu_worker.models.config_fields import ConfigFields
+from gpu_worker.models.families import FAMILIES
+from gpu_worker.models.llama import read_llama
 
 CPU = torch.device("cpu")
 FUSED = LinearSpec(6, (Source("a", (8,)), Source("b", (4, 4))), bias=True)
@@ -117,3 +127,36 @@ def test_a_format_of_a_test_is_loaded_and_multiplied_by_shards(split: Split, ind
     torch.testing.assert_close(
         linear.matmul_onto(total.clone(), inputs), twin.matmul_onto(total.clone(), inputs)
     )
+
+
+def read_packed(fields: ConfigFields) -> ModelConfig:
+    """A Llama whose MLPs are stored in `Bytes`."""
+    config = read_llama(fields)
+    (mlp,) = {layer.mlp for layer in config.layers}
+    packed = replace(mlp, up=replace(mlp.up, format=Bytes), down=replace(mlp.down, format=Bytes))
+    return replace(config, layers=tuple(replace(layer, mlp=packed) for layer in config.layers))
+
+
+def test_a_checkpoint_in_a_format_of_a_test_is_loaded_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(CONFIGS["llama-linear-biases"](), tmp_path)
+    file, token_ids = tmp_path / "model.safetensors", random_token_ids(20)
+    tensors = load_file(file)
+    names = {name for name in tensors if ".mlp." in name and name.endswith("weight")}
+    packed, plain = as_bytes(tensors, names)
+
+    def logits() -> Tensor:
+        model = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+        return dense_forward(model.decoder, token_ids)
+
+    save_file(plain, file)
+    expected = logits()
+    monkeypatch.setitem(FAMILIES, "llama", read_packed)
+    with pytest.raises(ModelError, match=r"the weights lack .*weight_scale"):
+        logits()
+    save_file(packed, file)
+    torch.testing.assert_close(logits(), expected, atol=1e-4, rtol=0)
+    save_file({**plain, **{name: packed[name] for name in packed.keys() - plain.keys()}}, file)
+    with pytest.raises(ModelError, match="is of type F32"):
+        logits()

@@ -20,7 +20,8 @@ from gpu_worker.engine.prompts.prefills import MakePrefill
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.layers import LayerSpec, RopeSpec
-from gpu_worker.models import Decoder, LoadedModel, ModelConfig, Shape
+from gpu_worker.models import Decoder, LoadedModel, ModelConfig
+from gpu_worker.models.shape import Shape
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.cam.policy import CaM
 from gpu_worker.policies.chelsea.policy import Chelsea
