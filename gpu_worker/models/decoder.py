@@ -30,6 +30,7 @@ class Decoder(torch.nn.Module):
         target = Target(device, dtype, rank)
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = Embedding(config.embedding, shape, target)
+        self.head = self.embedding if config.tie_word_embeddings else Embedding(config.head, shape, target)
         # layers with equal settings share a table
         settings = {each.rope for each in config.attentions}
         ropes = {each: Rope(each, config.max_model_len, target) for each in settings}
@@ -38,7 +39,6 @@ class Decoder(torch.nn.Module):
             for index, spec in enumerate(config.layers)
         )
         self.final_norm = Norm(config.final_norm, config.hidden_size, target)
-        self.head = self.embedding if config.tie_word_embeddings else Embedding(config.head, shape, target)
 
     @property
     def device(self) -> torch.device:
