@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gpu_worker.kernels.rope import rope
-from gpu_worker.layers.block import Target, Whole
+from gpu_worker.layers.block import Module, Target, Whole
 from gpu_worker.layers.linear import Linear, LinearSpec
 from gpu_worker.layers.norm import Norm
 from gpu_worker.layers.rope import Rope, RopeSpec
@@ -47,7 +46,7 @@ class AttentionSpec:
         return self.num_heads // self.num_kv_heads
 
 
-class Attention(torch.nn.Module):
+class Attention(Module):
     """A rank's heads: everything but the attention between tokens.
 
     prefix: the layer's.

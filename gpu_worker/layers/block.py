@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,16 @@ class Target(NamedTuple):
         return torch.nn.Parameter(tensor, requires_grad=False)
 
 
-class Block(torch.nn.Module, ABC):
+class Module(torch.nn.Module):
+    """A module that finds its own modules as plain attributes: PyTorch's lookup takes a launch's time for a layer."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, torch.nn.Module):
+            self.__dict__[name] = value
+
+
+class Block(Module, ABC):
     """A part of a model that holds weights: it names the checkpoint's tensors, and loads each."""
 
     @abstractmethod

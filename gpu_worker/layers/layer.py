@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gpu_worker.layers.attention import Attention, AttentionSpec
-from gpu_worker.layers.block import Target
+from gpu_worker.layers.block import Module, Target
 from gpu_worker.layers.mlp import MlpSpec
 from gpu_worker.layers.norm import Norm, added, added_and_normed, normed
 from gpu_worker.layers.rope import Rope
@@ -32,7 +31,7 @@ class LayerSpec:
     mlp_out_norm: str | None = None
 
 
-class Layer(torch.nn.Module):
+class Layer(Module):
     """A rank's shard of a layer.
 
     prefix: of its tensors in the checkpoint.

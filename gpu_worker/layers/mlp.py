@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.kernels.silu_mul import silu_mul
-from gpu_worker.layers.block import Target
+from gpu_worker.layers.block import Module, Target
 from gpu_worker.layers.linear import Linear, LinearSpec
 
 # By name: a spec names what computes rows. silu_mul: a gate's SiLU times the outputs behind it.
@@ -39,7 +38,7 @@ class MlpSpec:
         return Mlp(self, prefix, target)
 
 
-class Mlp(torch.nn.Module):
+class Mlp(Module):
     """A layer's MLP; prefix: the layer's."""
 
     def __init__(self, spec: MlpSpec, prefix: str, target: Target) -> None:

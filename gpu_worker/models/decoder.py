@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
 from gpu_worker.layers.block import ALONE, Rank, Target
@@ -34,10 +32,13 @@ class Decoder(torch.nn.Module):
         # layers with equal settings share a table
         settings = {each.rope for each in config.attentions}
         ropes = {each: Rope(each, config.max_model_len, target) for each in settings}
-        self.layers = torch.nn.ModuleList(
+        layers = [
             Layer(spec, f"{config.layer_prefix}{index}.", ropes[spec.attention.rope], target)
             for index, spec in enumerate(config.layers)
-        )
+        ]
+        self.layers = torch.nn.ModuleList(layers)
+        # a list of PyTorch's own takes longer to look into
+        self._layers = layers
         self.final_norm = Norm(config.final_norm, config.hidden_size, target)
 
     @property
@@ -72,18 +73,15 @@ class Decoder(torch.nn.Module):
         keys on a GPU, which are contiguous). `hidden` is only read. rows: [num_kv_heads, T, 2 head_dim], of contiguous
         elements, to be filled with keys and values, of which those that are returned are views then.
         """
-        return self._layer(layer).project_qkv(hidden, positions, rows)
+        return self._layers[layer].project_qkv(hidden, positions, rows)
 
     def finish_layer(self, layer: int, hidden: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """A layer's output from its input `hidden` [T, hidden_size] and `attention` [T, num_heads, head_dim].
 
         Output projection, residual, MLP and residual. Returns [T, hidden_size]; both inputs are only read.
         """
-        return self._layer(layer).finish(hidden, attention)
+        return self._layers[layer].finish(hidden, attention)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden_size] to logits float32 [T, vocab_size]."""
         return self.head.logits(normed(hidden, self.final_norm, self.config.eps))
-
-    def _layer(self, layer: int) -> Layer:
-        return cast(Layer, self.layers[layer])
