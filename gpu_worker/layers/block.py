@@ -61,7 +61,7 @@ class Target(NamedTuple):
 
 
 class Module(torch.nn.Module):
-    """A module that finds its own modules as plain attributes: PyTorch's lookup takes a launch's time for a layer."""
+    """A module whose modules are plain attributes too: PyTorch's own lookup takes some 10 µs of each layer."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

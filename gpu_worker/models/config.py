@@ -1,4 +1,4 @@
-"""What the decoder must know of a model, as frozen records; every field comes validated from its family."""
+"""The configuration of a model as a frozen record; every field comes validated from its family."""
 
 from __future__ import annotations
 
