@@ -19,7 +19,7 @@ from gpu_worker.engine.prompts.short_pass import ShortPass
 from gpu_worker.engine.prompts.short_prefill import PrefillChoice
 from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.engine.steps.decode import DecodeStep
-from gpu_worker.errors import ConfigError
+from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Policy
@@ -209,6 +209,8 @@ def arena_layout(model: LoadedModel, layers: LayerMap) -> Layout:
 
 def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:
     decoder, config = model.decoder, model.config
+    if any(each.sinks or each.soft_cap for each in config.attentions):
+        raise ModelError(f"{config.model_type}: no cache here attends with sinks or a soft cap")
     return CacheShape(
         max_num_seqs=max_num_seqs,
         num_layers=config.num_layers,

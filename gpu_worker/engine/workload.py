@@ -62,7 +62,8 @@ class Workload:
         """Bytes that one token needs while a layer is computed: about three copies of each of its activations."""
         model = self.model
         projected = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-        return 3 * self.dtype.itemsize * (2 * model.hidden_size + projected + 2 * model.intermediate_size)
+        widest = max(layer.mlp.width for layer in model.layers)
+        return 3 * self.dtype.itemsize * (2 * model.hidden_size + projected + widest)
 
     @property
     def num_queries(self) -> int:

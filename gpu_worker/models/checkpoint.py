@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from gpu_worker.errors import ModelError
+from gpu_worker.layers import Part
 from gpu_worker.models.config_fields import ConfigFields
 
 _SINGLE = "model.safetensors"
@@ -18,7 +19,6 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 _ADAPTER = "adapter_model.safetensors"
 # The same weights in another format, which some repositories have beside the files.
 _COPIES = "consolidated*"
-_DTYPES = ("F64", "F32", "F16", "BF16")
 _MAX_SHOWN = 5
 
 logger = logging.getLogger(__name__)
@@ -56,20 +56,20 @@ class Checkpoint:
             self._files[path] = wanted
         _log_unused(directory, self._files.keys())
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], ignorable: frozenset[str]) -> None:
-        """ModelError unless the tensors are these, with these shapes and a plain float type."""
-        check_names(str(self._directory), "config.json", self.names(), shapes, ignorable)
+    def check(self, parts: Mapping[str, Part], ignorable: frozenset[str]) -> None:
+        """Raise ModelError unless the tensors are these, each of its shape and of a type that can be loaded."""
+        check_names(str(self._directory), "config.json", self.names(), parts, ignorable)
         for path, wanted in self._files.items():
             with _open(path) as file:
-                for name in (name for name in wanted if name in shapes):
+                for name in (name for name in wanted if name in parts):
                     tensor = file.get_slice(name)
                     found, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-                    if found != shapes[name]:
+                    if found != parts[name].shape:
                         raise ModelError(
                             f"{path}: {name} has shape {list(found)}; "
-                            f"config.json asks for {list(shapes[name])}"
+                            f"config.json asks for {list(parts[name].shape)}"
                         )
-                    if dtype not in _DTYPES:
+                    if dtype not in parts[name].dtypes:
                         raise ModelError(
                             f"{path}: {name} is of type {dtype}; "
                             "quantised weights are not supported, use F32, F16 or BF16"
@@ -93,11 +93,11 @@ class Checkpoint:
 
 
 def check_names(
-    source: str, config: str, names: Set[str], shapes: Mapping[str, object], ignorable: Set[str]
+    source: str, config: str, names: Set[str], parts: Mapping[str, Part], ignorable: Set[str]
 ) -> None:
     """ModelError unless a source's tensors are those of the model that its `config` describes."""
-    missing = [name for name in shapes if name not in names]
-    unexpected = sorted(names - set(shapes) - ignorable)
+    missing = [name for name in parts if name not in names]
+    unexpected = sorted(names - parts.keys() - ignorable)
     if missing:
         raise ModelError(f"{source}: the weights lack {_shown(missing)}; {config} does not fit them")
     if unexpected:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
-import torch.nn.functional as F
 
-from gpu_worker.kernels.rms_norm import rms_norm
+from gpu_worker.layers.block import ALONE, Rank, Target
+from gpu_worker.layers.embedding import Embedding
+from gpu_worker.layers.layer import Layer
+from gpu_worker.layers.norm import Norm, normed
+from gpu_worker.layers.rope import Rope
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.head import project_logits
-from gpu_worker.models.layer import DecoderLayer, frozen
-from gpu_worker.models.rope import rope_table
 from gpu_worker.row_format import row_format
 from kv_store.client import RowFormat
 
@@ -21,34 +19,37 @@ class Decoder(torch.nn.Module):
 
     T is any number of tokens, of any mix of sequences: no method knows of sequences or batches. Callers hold
     `torch.inference_mode`. No method synchronises with the host, so all may be captured in a CUDA graph.
-    Weights are uninitialised until `load_model` fills them.
+    Weights are uninitialised until `load_model` fills them. rank: whose shard of the layers this is.
     """
 
-    _rope_table: torch.Tensor
-
-    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, rank: Rank = ALONE
+    ) -> None:
         super().__init__()
         self.config = config
-        self.embed_weight = frozen(device, dtype, config.vocab_size, config.hidden_size)
-        self.layers = torch.nn.ModuleList(
-            DecoderLayer(config, device, dtype) for _ in range(config.num_layers)
-        )
-        self.final_norm = frozen(device, dtype, config.hidden_size)
-        self.head_weight = (
-            self.embed_weight
-            if config.tie_word_embeddings
-            else frozen(device, dtype, config.vocab_size, config.hidden_size)
-        )
-        table = rope_table(config.rope, config.max_model_len, device, dtype)
-        self.register_buffer("_rope_table", table, persistent=False)
+        target = Target(device, dtype, rank)
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(config.embedding, shape, target)
+        self.head = self.embedding if config.tie_word_embeddings else Embedding(config.head, shape, target)
+        # layers with equal settings share a table
+        settings = {each.rope for each in config.attentions}
+        ropes = {each: Rope(each, config.max_model_len, target) for each in settings}
+        layers = [
+            Layer(spec, f"{config.layer_prefix}{index}.", ropes[spec.attention.rope], target)
+            for index, spec in enumerate(config.layers)
+        ]
+        self.layers = torch.nn.ModuleList(layers)
+        # a plain list: looking into a ModuleList takes a microsecond
+        self._layers = layers
+        self.final_norm = Norm(config.final_norm, config.hidden_size, target)
 
     @property
     def device(self) -> torch.device:
-        return self.embed_weight.device
+        return self.embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embed_weight.dtype
+        return self.embedding.weight.dtype
 
     @property
     def row_format(self) -> RowFormat:
@@ -57,12 +58,12 @@ class Decoder(torch.nn.Module):
 
     @property
     def attention_scale(self) -> float:
-        """What the attention multiplies q·k by before its softmax."""
-        return self.config.head_dim**-0.5
+        """The factor on q·k before the softmax, of every layer."""
+        return self.config.layers[0].attention.scale
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token ids int64 [T] to hidden states [T, hidden_size]."""
-        return F.embedding(token_ids, self.embed_weight)
+        return self.embedding.embed(token_ids)
 
     def project_qkv(
         self,
@@ -79,19 +80,15 @@ class Decoder(torch.nn.Module):
         keys on a GPU, which are contiguous). `hidden` is only read. rows: [num_kv_heads, T, row_elements], contiguous
         in the last, to be filled with keys and values, of which those that are returned are views then.
         """
-        return self._layer(layer).project_qkv(hidden, self._rope_table, positions, rows)
+        return self._layers[layer].project_qkv(hidden, positions, rows)
 
     def finish_layer(self, layer: int, hidden: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """A layer's output from its input `hidden` [T, hidden_size] and `attention` [T, num_heads, head_dim].
 
         Output projection, residual, MLP and residual. Returns [T, hidden_size]; both inputs are only read.
         """
-        return self._layer(layer).finish(hidden, attention)
+        return self._layers[layer].finish(hidden, attention)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden_size] to logits float32 [T, vocab_size]."""
-        _, normed = rms_norm(hidden, self.final_norm, self.config.rms_norm_eps)
-        return project_logits(normed, self.head_weight)
-
-    def _layer(self, layer: int) -> DecoderLayer:
-        return cast(DecoderLayer, self.layers[layer])
+        return self.head.logits(normed(hidden, self.final_norm, self.config.eps))

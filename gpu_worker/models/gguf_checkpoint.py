@@ -12,6 +12,7 @@ import torch
 
 from carrel.process.gguf_file import GGUFHead, TensorPlace
 from gpu_worker.errors import ModelError
+from gpu_worker.layers import Part
 from gpu_worker.models.checkpoint import check_names
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.gguf_config import EMBEDDING, FREQUENCIES, HEAD
@@ -64,15 +65,15 @@ class GGUFCheckpoint:
     def names(self) -> frozenset[str]:
         return frozenset(self._places)
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], ignorable: frozenset[str]) -> None:
+    def check(self, parts: Mapping[str, Part], ignorable: frozenset[str]) -> None:
         """ModelError unless the tensors are these, of these shapes, all there, and of types that can be dequantised."""
-        check_names(str(self._head.path), "its metadata", self.names(), shapes, ignorable)
-        for name, shape in shapes.items():
+        check_names(str(self._head.path), "its metadata", self.names(), parts, ignorable)
+        for name, part in parts.items():
             place = self._places[name]
-            if place.shape != shape:
+            if place.shape != part.shape:
                 raise ModelError(
                     f"{self._head.path}: {place.name} has shape {list(place.shape)}; "
-                    f"the metadata asks for {list(shape)}"
+                    f"the metadata asks for {list(part.shape)}"
                 )
             self._check_data(place)
 

@@ -14,6 +14,7 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 
 from carrel.process.gguf_file import GGUFError, GGUFHead, read_gguf
 from gpu_worker.errors import ModelError
+from gpu_worker.layers import Block, checkpoint_parts
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
@@ -21,7 +22,6 @@ from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
 from gpu_worker.models.gguf_config import gguf_fields
-from gpu_worker.models.weights import EMBEDDING, HEAD, is_ignorable, weight_slices
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # nested folders hold other formats of the same weights, as does consolidated.safetensors
@@ -33,7 +33,6 @@ Progress = Callable[[int, int], None]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _DUMMY_SEED = 0
-_DUMMY_STD = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -131,30 +130,34 @@ def _gguf_head(path: Path) -> GGUFHead:
 def _gguf_config(head: GGUFHead) -> ModelConfig:
     fields = gguf_fields(head)
     config = FAMILIES[fields.text("model_type")](fields)
-    factors = GGUFCheckpoint(head, config).frequency_factors()
-    if factors and len(factors) != config.rope.rotary_dim // 2:
+    factors, rope = GGUFCheckpoint(head, config).frequency_factors(), config.layers[0].attention.rope
+    # the architectures that a file may have turn all heads alike
+    assert rope is not None
+    if factors and len(factors) != rope.rotary_dim // 2:
         raise ModelError(
-            f"{head.path}: rope_freqs.weight holds {len(factors)} numbers; expected {config.rope.rotary_dim // 2}"
+            f"{head.path}: rope_freqs.weight holds {len(factors)} numbers; expected {rope.rotary_dim // 2}"
         )
-    return replace(config, rope=replace(config.rope, frequency_factors=factors))
+    return config.with_attention(rope=replace(rope, frequency_factors=factors))
 
 
 def _checked_checkpoint(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
-    """Open the weights and check their names, shapes and types."""
+    """Open the weights. Raises ModelError unless every tensor is used or needless. Takes no memory."""
     checkpoint = GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
-    if HEAD in checkpoint.names():
+    if config.head in checkpoint.names():
         config = replace(config, tie_word_embeddings=False)
-    ignorable = frozenset(name for name in checkpoint.names() if is_ignorable(name, config))
-    checkpoint.check({name: part.shape for name, part in weight_slices(config).items()}, ignorable)
+    # RoPE's frequencies follow from the configuration
+    needless = frozenset(name for name in checkpoint.names() if name.endswith(".rotary_emb.inv_freq"))
+    decoder = Decoder(config, torch.device("meta"), torch.float32)
+    checkpoint.check({name: part for name, (_, part) in checkpoint_parts(decoder).items()}, needless)
     return checkpoint
 
 
 def _settle_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> ModelConfig:
     """Untie a head of the checkpoint's own, as transformers does whatever the config says."""
-    if not config.tie_word_embeddings or HEAD not in checkpoint.names():
+    if not config.tie_word_embeddings or config.head not in checkpoint.names():
         return config
-    both = dict(checkpoint.tensors(frozenset({EMBEDDING, HEAD})))
-    if torch.equal(both[EMBEDDING], both[HEAD]):
+    both = dict(checkpoint.tensors(frozenset({config.embedding, config.head})))
+    if torch.equal(both[config.embedding], both[config.head]):
         return config
     logger.warning(
         "config.json ties the output head to the embedding, but the weights have an lm_head.weight that differs: it is "
@@ -179,25 +182,21 @@ def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> 
 
 
 def _fill(decoder: Decoder, checkpoint: Checkpoint | GGUFCheckpoint, progress: Progress | None) -> None:
-    slices = weight_slices(decoder.config)
-    parameters = dict(decoder.named_parameters())
-    for done, (name, tensor) in enumerate(checkpoint.tensors(frozenset(slices)), start=1):
-        part = slices[name]
-        parameters[part.parameter][part.start_row : part.start_row + part.shape[0]].copy_(tensor)
+    parts = checkpoint_parts(decoder)
+    for done, (name, tensor) in enumerate(checkpoint.tensors(frozenset(parts)), start=1):
+        block, _ = parts[name]
+        block.load(name, tensor)
         if progress is not None:
-            progress(done, len(slices))
+            progress(done, len(parts))
 
 
 def _fill_random(decoder: Decoder, progress: Progress | None) -> None:
     generator = torch.Generator(decoder.device).manual_seed(_DUMMY_SEED)
-    parameters = list(decoder.named_parameters())
-    for done, (name, parameter) in enumerate(parameters, start=1):
-        if name.endswith("norm"):
-            parameter.fill_(1.0)
-        else:
-            parameter.normal_(0.0, _DUMMY_STD, generator=generator)
+    blocks = [module for module in decoder.modules() if isinstance(module, Block)]
+    for done, block in enumerate(blocks, start=1):
+        block.fill(generator)
         if progress is not None:
-            progress(done, len(parameters))
+            progress(done, len(blocks))
 
 
 def resolve_source(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from gpu_worker.layers import AttentionSpec, Source
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.loader import LoadedModel
@@ -20,17 +21,26 @@ def ungrouped(model: LoadedModel) -> LoadedModel:
     config = model.config
     if config.group_size == 1:
         return model
-    wide = replace(config, num_kv_heads=config.num_heads)
+    layers = (replace(layer, attention=_widened(layer.attention)) for layer in config.layers)
+    wide = replace(config, layers=tuple(layers))
     decoder = Decoder(wide, torch.device("meta"), model.decoder.dtype)
     # A tied head is named twice, and stays tied.
     tensors = dict(model.decoder.named_parameters(remove_duplicate=False))
     for name, tensor in tensors.items():
-        if name.endswith(("qkv_weight", "qkv_bias")):
+        if ".qkv." in name:
             tensors[name] = torch.nn.Parameter(_repeated(tensor, config), requires_grad=False)
     decoder.load_state_dict(tensors, assign=True)
-    decoder.register_buffer("_rope_table", model.decoder.get_buffer("_rope_table"), persistent=False)
+    for name, table in model.decoder.named_buffers():
+        owner, _, last = name.rpartition(".")
+        decoder.get_submodule(owner).register_buffer(last, table, persistent=False)
     num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
     return replace(model, config=wide, decoder=decoder, num_parameters=num_parameters)
+
+
+def _widened(spec: AttentionSpec) -> AttentionSpec:
+    """The attention with a key and value head for each query head; no checkpoint has its projection."""
+    projected = Source("self_attn.qkv_proj", (spec.num_heads * spec.head_dim,) * 3)
+    return replace(spec, num_kv_heads=spec.num_heads, qkv=replace(spec.qkv, sources=(projected,)))
 
 
 def _repeated(fused: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -73,5 +73,5 @@ def test_a_shape_is_a_config_that_carrel_reads(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(shape.config_fields(max_len=1 << 18)))
         config = read_config(folder)
         assert (config.num_kv_heads, config.head_dim) == (shape.num_kv_heads, shape.head_dim)
-        assert config.rope.theta == shape.rope_theta
+        assert config.layers[0].attention.rope.theta == shape.rope_theta
         assert config.max_model_len == max(shape.max_len, 1 << 18)

@@ -70,6 +70,7 @@ FLOORS = (
     "kernels",
     "device",
     "records",
+    "layers",
     "models",
     "sampling",
     "grammar",

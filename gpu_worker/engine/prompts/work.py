@@ -19,7 +19,8 @@ class WorkKind(Enum):
 def layer_work(config: ModelConfig, begin: int, end: int) -> float:
     """Floating-point operations of one layer for the tokens at [begin, end) of a prompt."""
     heads = config.num_heads * config.head_dim
-    weights = config.hidden_size * heads + 3 * config.hidden_size * config.intermediate_size
+    # the last layer is like most: where layers differ, the first ones are special
+    weights = config.hidden_size * heads + config.layers[-1].mlp.num_weights
     return last_layer_work(config, begin, end) + (end - begin) * (2.0 * weights + 2.0 * heads * (begin + end))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_model
+from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, SHAPE, llama_config, make_model
 from safetensors.torch import load_file, save_file
 
 from gpu_worker.calibration import ModelFacts, Observation, read_calibration, write_calibration
@@ -81,7 +81,7 @@ def test_what_cannot_be_written_leaves_nothing(path: Path) -> None:
     ],
 )
 def test_a_file_of_another_model_is_refused(path: Path, other: dict) -> None:
-    config = replace(make_model().config, **other)
+    config = llama_config(replace(SHAPE, **other))
     with pytest.raises(ConfigError) as refused:
         read_calibration(str(path)).check(config)
     message = str(refused.value)

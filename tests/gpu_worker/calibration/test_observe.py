@@ -82,7 +82,7 @@ def test_progress_counts_the_layers_of_all_samples() -> None:
 
 def test_a_model_that_overflows_is_refused() -> None:
     decoder = make_model().decoder
-    decoder.layers[1].qkv_weight.data[0, 0] = float("nan")
+    decoder.layers[1].attention.qkv.matrix.weight.data[0, 0] = float("nan")
     with pytest.raises(ModelError, match=r"NaN or infinity in torch\.float32"):
         observe(decoder, SAMPLES[:1], 0.8, progress)
 

@@ -107,7 +107,7 @@ def test_the_arena_gives_the_hosts_tokens_and_accounts() -> None:
 
 def poisoned_model() -> LoadedModel:
     model = make_model()
-    model.decoder.embed_weight.data[POISON] = float("nan")
+    model.decoder.embedding.weight.data[POISON] = float("nan")
     return model
 
 

@@ -437,7 +437,7 @@ def tame_prompt(length: int, seed: int) -> tuple[int, ...]:
 
 def rig_with_poisoned(token_id: int) -> Rig:
     model = make_model()
-    model.decoder.embed_weight.data[token_id] = float("nan")
+    model.decoder.embedding.weight.data[token_id] = float("nan")
     return Rig(model, tokens_per_slab=32)
 
 

@@ -11,9 +11,11 @@ from engine_rig import (
     HEAD_DIM,
     NUM_KV_HEADS,
     NUM_LAYERS,
+    SHAPE,
     Record,
     Rig,
     every_small_policy,
+    llama_config,
     make_model,
     random_prompt,
     request,
@@ -113,14 +115,14 @@ def test_short_prompts_are_answered_at_any_budget(policy: str) -> None:
 
 def with_alike_query_heads(model: LoadedModel, group: int) -> LoadedModel:
     """The same function with `group` query heads in place of each, all alike: its output's weights are shared out."""
-    config = replace(model.config, num_heads=group * model.config.num_heads)
+    config = llama_config(replace(SHAPE, num_heads=group * model.config.num_heads))
     tensors = dict(model.decoder.named_parameters())
     num_query_rows = model.config.num_heads * HEAD_DIM
     for name, tensor in tensors.items():
-        if name.endswith("qkv_weight"):
+        if name.endswith("qkv.matrix.weight"):
             query = tensor[:num_query_rows].unflatten(0, (-1, HEAD_DIM)).repeat_interleave(group, dim=0)
             tensors[name] = torch.nn.Parameter(torch.cat([query.flatten(0, 1), tensor[num_query_rows:]]))
-        elif name.endswith("o_weight"):
+        elif name.endswith(".o.matrix.weight"):
             heads = tensor.unflatten(1, (-1, HEAD_DIM)).repeat_interleave(group, dim=1)
             tensors[name] = torch.nn.Parameter(heads.flatten(1, 2) / group)
     decoder = Decoder(config, torch.device("cpu"), torch.float32)

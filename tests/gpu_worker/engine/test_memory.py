@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, request, small_policies
+from engine_rig import (
+    HEAD_DIM,
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    Rig,
+    llama_config,
+    make_model,
+    request,
+    small_policies,
+)
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.layer_map import LayerMap
@@ -16,8 +25,8 @@ from gpu_worker.engine import memory
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
-from gpu_worker.models import ModelConfig
-from gpu_worker.models.config import RopeConfig
+from gpu_worker.layers import RopeSpec
+from gpu_worker.models.shape import Shape
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
@@ -27,19 +36,20 @@ from kv_store.client import RowFormat
 
 GIB = 1 << 30
 CPU, META = torch.device("cpu"), torch.device("meta")
-LLAMA_8B = ModelConfig(
-    model_type="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig("default", 500000.0, 128),
-    max_position_embeddings=131072,
-    tie_word_embeddings=False,
+LLAMA_8B = llama_config(
+    Shape(
+        model_type="llama",
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        eps=1e-5,
+        rope=RopeSpec("default", 500000.0, 128),
+        max_model_len=131072,
+    )
 )
 LLAMA_WEIGHTS = 2 * 8_030_261_248
 

@@ -15,8 +15,7 @@ from kernel_rig import amid_nan, assert_rounded
 from torch import Tensor
 
 from gpu_worker.kernels.rope import reference
-from gpu_worker.models.config import RopeConfig
-from gpu_worker.models.rope import rope_table
+from gpu_worker.layers.rope import RopeSpec, rope_table
 
 kernel = pytest.importorskip("gpu_worker.kernels.rope.kernel")
 
@@ -39,6 +38,8 @@ SHAPES = {
     "group7": Shape(14, 2, 64, 64, False),
     "group16-half": Shape(16, 1, 128, 64, False),
     "odd-20": Shape(4, 1, 20, 20, False),
+    # as layers without RoPE are computed
+    "pair-of-64": Shape(8, 2, 64, 2, False),
     "interleaved": Shape(6, 2, 64, 64, True),
     "interleaved-32-of-64": Shape(14, 2, 64, 32, True),
     "interleaved-96": Shape(3, 1, 96, 48, True),
@@ -171,7 +172,7 @@ def test_pairs_rotate_by_position(
     generator = torch.Generator().manual_seed(head_dim)
     positions = [0, 39, 7, 7]
     heads = torch.randn(4, num_heads + 2 * num_kv_heads, head_dim, generator=generator)
-    config = RopeConfig("default", THETA, rotary_dim, interleaved)
+    config = RopeSpec("default", THETA, rotary_dim, interleaved)
     table = rope_table(config, 40, torch.device("cpu"), torch.float32)
     weights = torch.randn(2, head_dim, generator=generator)
     norms = (*weights, EPS) if has_norms else ()

@@ -39,7 +39,6 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
 def test_sliding_window_caps_the_length_and_is_exact_up_to_it(config: object, tmp_path: Path) -> None:
     rival = save_model(config, tmp_path)
     loaded = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
-    assert loaded.config.sliding_window == 48
     assert loaded.config.max_model_len == 48
     token_ids = random_token_ids(64)
     ours, expected = dense_forward(loaded.decoder, token_ids[:48]), rival_logits(rival, token_ids)

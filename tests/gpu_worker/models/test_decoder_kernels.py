@@ -9,8 +9,7 @@ import torch
 from dense_forward import dense_forward
 from tiny_models import CONFIGS, random_token_ids, rival_logits, save_model
 
-from gpu_worker.models import decoder as decoder_module
-from gpu_worker.models import layer as layer_module
+from gpu_worker.layers import attention, mlp, norm
 from gpu_worker.models import load_model
 
 pytest.importorskip("triton")
@@ -24,11 +23,10 @@ from gpu_worker.kernels.silu_mul import kernel as silu_mul_kernel
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("the GPU runs the kernels for real")
-    monkeypatch.setattr(decoder_module, "rms_norm", rms_norm_kernel.rms_norm)
-    monkeypatch.setattr(layer_module, "rms_norm", rms_norm_kernel.rms_norm)
-    monkeypatch.setattr(layer_module, "add_normed", rms_norm_kernel.add_normed)
-    monkeypatch.setattr(layer_module, "rope", rope_kernel.rope)
-    monkeypatch.setattr(layer_module, "silu_mul", silu_mul_kernel.silu_mul)
+    monkeypatch.setattr(norm, "rms_norm", rms_norm_kernel.rms_norm)
+    monkeypatch.setattr(norm, "add_normed", rms_norm_kernel.add_normed)
+    monkeypatch.setattr(attention, "rope", rope_kernel.rope)
+    monkeypatch.setitem(mlp.ACTIVATIONS, "silu_mul", silu_mul_kernel.silu_mul)
 
 
 @pytest.mark.parametrize(

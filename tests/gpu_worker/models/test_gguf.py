@@ -81,7 +81,7 @@ def test_the_type_to_compute_in_and_random_weights(pristine: Path, tmp_path: Pat
     assert load(half, dtype=None).decoder.dtype == torch.float16
     dummy, real = load(pristine, load_format="dummy"), load(pristine)
     assert dummy.num_parameters == real.num_parameters
-    assert not torch.equal(dummy.decoder.embed_weight, real.decoder.embed_weight)
+    assert not torch.equal(dummy.decoder.embedding.weight, real.decoder.embedding.weight)
 
 
 def test_every_token_that_may_end_an_answer(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "partial rotation": ({"qwen3__rope__dimension_count": 8}, "RoPE turns 8 elements of a head of 16"),
     "heads by layer": ({"qwen3__attention__head_count_kv": [2, 1]}, "'qwen3.attention.head_count_kv' is [2, 1]"),
     "no layers": ({"qwen3__block_count": None}, "'qwen3.block_count' is missing"),
-    "another shape": ({"qwen3__feed_forward_length": 128}, "the metadata asks for [96, 128]"),
+    "another shape": ({"qwen3__feed_forward_length": 128}, "the metadata asks for [128, 96]"),
     "more layers": ({"qwen3__block_count": 3}, "the weights lack model.layers.2."),
     "fewer layers": ({"qwen3__block_count": 1}, "which this model_type lacks"),
 }  # fmt: skip

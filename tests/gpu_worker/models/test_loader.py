@@ -89,7 +89,7 @@ def test_shards_load_like_one_file(directory: Path, pristine: Path) -> None:
 def test_a_tied_head_counts_once(tmp_path: Path) -> None:
     save_model(CONFIGS["qwen2-tied"](), tmp_path)
     loaded = load(tmp_path)
-    assert loaded.decoder.head_weight is loaded.decoder.embed_weight
+    assert loaded.decoder.head is loaded.decoder.embedding
     tensors = load_file(tmp_path / "model.safetensors")
     tensors.pop("lm_head.weight", None)
     assert loaded.num_parameters == sum(tensor.numel() for tensor in tensors.values())
@@ -176,14 +176,14 @@ def test_old_and_new_rope_settings_mean_the_same(directory: Path) -> None:
         directory / "config.json",
         rope_parameters={**scaling, "rope_type": "llama3", "rope_theta": 5e5},
     )
-    new = load(directory, load_format="dummy").config.rope
+    new = load(directory, load_format="dummy").config.layers[0].attention.rope
     edit_json(
         directory / "config.json",
         rope_parameters=None,
         rope_scaling={**scaling, "type": "llama3"},
         rope_theta=5e5,
     )
-    assert load(directory, load_format="dummy").config.rope == new
+    assert load(directory, load_format="dummy").config.layers[0].attention.rope == new
     assert new.theta == 5e5
 
 

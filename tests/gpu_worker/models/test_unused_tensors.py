@@ -71,7 +71,7 @@ def test_a_copy_of_the_embedding_is_no_head_of_its_own(name: str, tmp_path: Path
     tensors = load_file(tmp_path / "model.safetensors")
     write(tmp_path, {**tensors, HEAD: tensors[EMBEDDING].clone()}, 1)
     loaded = load(tmp_path)
-    assert loaded.decoder.head_weight is loaded.decoder.embed_weight
+    assert loaded.decoder.head is loaded.decoder.embedding
     torch.testing.assert_close(dense_forward(loaded.decoder, TOKENS), expected, atol=1e-4, rtol=0)
 
 
@@ -81,7 +81,7 @@ def test_a_head_that_differs_in_one_bit_is_its_own(tmp_path: Path) -> None:
     head = tensors[EMBEDDING].clone()
     head.view(torch.int32)[-1, -1] ^= 1
     write(tmp_path, {**tensors, HEAD: head}, 1)
-    assert torch.equal(load(tmp_path).decoder.head_weight, head)
+    assert torch.equal(load(tmp_path).decoder.head.weight, head)
 
 
 def test_a_tied_head_of_another_shape_is_refused(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_head_that_the_index_does_not_list_is_used(tmp_path: Path) -> None:
     write(tmp_path, tensors, 3)
     shard, head = tmp_path / "model-00003-of-00003.safetensors", other_head(tensors[EMBEDDING])
     save_file({**load_file(shard), HEAD: head}, shard)
-    assert torch.equal(load(tmp_path).decoder.head_weight, head)
+    assert torch.equal(load(tmp_path).decoder.head.weight, head)
 
 
 def test_a_tensor_that_two_shards_hold_and_the_index_lists_in_neither_is_refused(tmp_path: Path) -> None:

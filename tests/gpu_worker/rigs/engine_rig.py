@@ -18,8 +18,9 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.engine.prompts.prefills import MakePrefill
 from gpu_worker.engine.steps.decode import DecodeStep
+from gpu_worker.layers import LayerSpec, RopeSpec
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
-from gpu_worker.models.config import RopeConfig
+from gpu_worker.models.shape import Shape
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.cam.policy import CaM
 from gpu_worker.policies.chelsea.policy import Chelsea
@@ -66,29 +67,30 @@ BLOCK_BYTES = block_bytes(LAYOUT.row_format)
 # Of an iteration that ends after its first quantum, however fast that is.
 ONE_QUANTUM = 1e-12
 
-ROPE = RopeConfig("default", 10000.0, HEAD_DIM)
+SHAPE = Shape(
+    model_type="llama",
+    vocab_size=VOCAB_SIZE,
+    hidden_size=48,
+    intermediate_size=64,
+    num_layers=NUM_LAYERS,
+    num_heads=3 * NUM_KV_HEADS,
+    num_kv_heads=NUM_KV_HEADS,
+    head_dim=HEAD_DIM,
+    eps=1e-5,
+    rope=RopeSpec("default", 10000.0, HEAD_DIM),
+    max_model_len=4096,
+)
 
 
-def make_model(
-    eos_token_ids: tuple[int, ...] = (), seed: int = 0, group: int = 3, rope: RopeConfig = ROPE
-) -> LoadedModel:
+def llama_config(shape: Shape = SHAPE) -> ModelConfig:
+    """A plain Llama's configuration."""
+    return shape.model(LayerSpec(shape.eps, shape.attention(), shape.gated_mlp()))
+
+
+def make_model(eos_token_ids: tuple[int, ...] = (), seed: int = 0, group: int = 3) -> LoadedModel:
     """Weights large enough that attention is peaked and that greedy tokens vary; the head is its own. group: query
     heads of a KV head."""
-    config = ModelConfig(
-        model_type="llama",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=48,
-        intermediate_size=64,
-        num_layers=NUM_LAYERS,
-        num_heads=group * NUM_KV_HEADS,
-        num_kv_heads=NUM_KV_HEADS,
-        head_dim=HEAD_DIM,
-        rms_norm_eps=1e-5,
-        rope=rope,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        eos_token_ids=eos_token_ids,
-    )
+    config = llama_config(replace(SHAPE, num_heads=group * NUM_KV_HEADS, eos_token_ids=eos_token_ids))
     decoder = Decoder(config, torch.device("cpu"), torch.float32)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in decoder.named_parameters():

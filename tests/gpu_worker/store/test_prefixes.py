@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_rig import Rig, every_small_policy, make_model, random_prompt, request, tokens_alone
+from engine_rig import (
+    SHAPE,
+    Rig,
+    every_small_policy,
+    llama_config,
+    make_model,
+    random_prompt,
+    request,
+    tokens_alone,
+)
 from offload_rig import make_sequence
 
 from gpu_worker.policies.base import Family
@@ -148,14 +157,17 @@ def test_a_model_is_known_by_what_computes_rows() -> None:
     others = [
         make_model(seed=1),
         make_model(group=2),
-        replace(model, config=replace(config, rms_norm_eps=1e-6)),
-        replace(model, config=replace(config, rope=replace(config.rope, theta=5e5))),
-        replace(model, config=replace(config, rope=replace(config.rope, rope_type="linear", factor=2.0))),
-        replace(model, config=replace(config, rope=replace(config.rope, frequency_factors=(2.0,) * 8))),
+        replace(model, config=llama_config(replace(SHAPE, eps=1e-6))),
+        replace(model, config=llama_config(replace(SHAPE, rope=replace(SHAPE.rope, theta=5e5)))),
+        replace(
+            model, config=config.with_attention(rope=replace(SHAPE.rope, rope_type="linear", factor=2.0))
+        ),
+        replace(model, config=config.with_attention(rope=replace(SHAPE.rope, frequency_factors=(2.0,) * 8))),
+        replace(model, config=config.with_attention(window=64)),
     ]
     assert len({model_root(each) for each in (model, *others)}) == 1 + len(others)
     with torch.inference_mode():
-        model.decoder.final_norm[-1] += 1
+        model.decoder.final_norm.weight[-1] += 1
     assert model_root(model) != model_root(make_model())
 
 

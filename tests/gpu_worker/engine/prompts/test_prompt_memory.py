@@ -51,7 +51,7 @@ def workload(
     head_dim: int = HEAD_DIM,
 ) -> Workload:
     shape = CacheShape(2, 1, heads, 2, row_format(head_dim, dtype), length, 0.2, CPU, dtype)
-    config = replace(make_model().config, head_dim=head_dim, num_kv_heads=heads)
+    config = make_model().config.with_attention(head_dim=head_dim, num_kv_heads=heads)
     layers = LayerMap.with_full(1)
     return Workload(config, shape, dtype, registry(), default, Budget(share=0.1), 64, layers, index_device)
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.rope import rope
-from gpu_worker.models import RopeConfig
-from gpu_worker.models.rope import rope_table
+from gpu_worker.layers.rope import RopeSpec, rope_table
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.chelsea.soft_matching import match_rows
@@ -157,7 +156,7 @@ def test_nothing_merges_across_a_chunk_border_unless_chunk_free(chunked: bool) -
 def test_errors_of_rounding_match_nothing_otherwise() -> None:
     """Rotated keys of few different tokens: the same two at the same distance are equally alike wherever they stand."""
     tokens = torch.randint(0, 6, (200,), generator=torch.Generator().manual_seed(1))
-    table = rope_table(RopeConfig("default", 10000.0, DIM), 200, torch.device("cpu"), torch.float32)
+    table = rope_table(RopeSpec("default", 10000.0, DIM), 200, torch.device("cpu"), torch.float32)
     heads = random_keys(2, 6)[:, tokens].transpose(0, 1).flatten(1)
     rotated = rope(heads, table, torch.arange(200), 2, 0)[0].transpose(0, 1)
     found = match_rows(rotated, 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_worker.models.head import project_logits
+from gpu_worker.layers.embedding import project_logits
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.models.config import RopeConfig
+from gpu_worker.layers.block import Target
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding: the first `rotary_dim` elements of each head turn by position.
+
+    `interleaved` pairs neighbours (0, 1), (2, 3), ...; otherwise element i pairs with i + rotary_dim / 2. The
+    fields after `factor` matter only to the types that use them; `attention_factor` None means the type's own
+    default. `frequency_factors`, one for each frequency or none, divide them first, whatever the type.
+    """
+
+    rope_type: str
+    theta: float
+    rotary_dim: int
+    interleaved: bool = False
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
+
+
+class Rope(torch.nn.Module):
+    """The table of a RopeSpec, which layers share; None turns by nothing. Never part of the weights."""
+
+    table: torch.Tensor
+
+    def __init__(self, spec: RopeSpec | None, num_positions: int, target: Target) -> None:
+        super().__init__()
+        self.interleaved = spec is not None and spec.interleaved
+        # without RoPE all positions are squeezed to 0
+        spec = spec or RopeSpec("linear", 1.0, 2, factor=math.inf)
+        table = rope_table(spec, num_positions, target.device, target.dtype)
+        self.register_buffer("table", table, persistent=False)
+
 
 # rope -> (inverse frequencies float32 [rotary_dim / 2], factor on cos and sin)
-Frequencies = Callable[[RopeConfig], tuple[torch.Tensor, float]]
+Frequencies = Callable[[RopeSpec], tuple[torch.Tensor, float]]
 
 
-def rope_table(
-    rope: RopeConfig, num_positions: int, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
+def rope_table(rope: RopeSpec, num_positions: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Cosines and signed sines by position: `dtype` [num_positions, 2, rotary_dim], computed in float32.
 
     The sine carries the sign of the rotation, so that turning a head is `x * cos + partner(x) * sin`.
@@ -31,18 +71,18 @@ def rope_table(
     return torch.stack((cos, sin), 1).to(dtype)
 
 
-def _default(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+def _default(rope: RopeSpec) -> tuple[torch.Tensor, float]:
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     inv_freq = 1.0 / (rope.theta**exponents)
     return inv_freq / torch.tensor(rope.frequency_factors) if rope.frequency_factors else inv_freq, 1.0
 
 
-def _linear(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+def _linear(rope: RopeSpec) -> tuple[torch.Tensor, float]:
     """Position interpolation (arXiv:2306.15595)."""
     return _default(rope)[0] / rope.factor, 1.0
 
 
-def _llama3(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+def _llama3(rope: RopeSpec) -> tuple[torch.Tensor, float]:
     """Llama 3.1: long wavelengths are interpolated, short ones kept, those between blended."""
     inv_freq = _default(rope)[0]
     turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)
@@ -51,7 +91,7 @@ def _llama3(rope: RopeConfig) -> tuple[torch.Tensor, float]:
     return (1 - keep) * inv_freq / rope.factor + keep * inv_freq, 1.0
 
 
-def _yarn(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+def _yarn(rope: RopeSpec) -> tuple[torch.Tensor, float]:
     """YaRN (arXiv:2309.00071): interpolation by a ramp over dimensions, and a temperature on attention."""
     inv_freq = _default(rope)[0]
 
@@ -69,7 +109,7 @@ def _yarn(rope: RopeConfig) -> tuple[torch.Tensor, float]:
     return inv_freq, _yarn_attention_factor(rope)
 
 
-def _yarn_attention_factor(rope: RopeConfig) -> float:
+def _yarn_attention_factor(rope: RopeSpec) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
 

@@ -1,0 +1,89 @@
+"""The projections of an attention, and what the attention between tokens must know of its layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpu_worker.kernels.rope import rope
+from gpu_worker.layers.block import Module, Target, Whole
+from gpu_worker.layers.linear import Linear, LinearSpec
+from gpu_worker.layers.norm import Norm
+from gpu_worker.layers.rope import Rope, RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """A layer's attention.
+
+    qkv: the projection to all query heads, then key heads, then value heads.
+    output: the projection of all query heads.
+    scale: multiplies q·k before the softmax.
+    rope: None for a layer whose heads are not turned.
+    q_norm, k_norm: modules of an RMSNorm of each head before RoPE, both or none.
+    window: last tokens that a query attends, itself included; None for all.
+    sinks: the tensor with a logit for each query head, which takes part in the softmax without a value.
+    soft_cap: c of c * tanh(logit / c), applied to logits before the softmax.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv: LinearSpec
+    output: LinearSpec
+    scale: float
+    rope: RopeSpec | None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    window: int | None = None
+    sinks: str | None = None
+    soft_cap: float | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class Attention(Module):
+    """A rank's heads: everything but the attention between tokens.
+
+    prefix: the layer's.
+    eps: of the norms of heads.
+    """
+
+    def __init__(self, spec: AttentionSpec, prefix: str, rope: Rope, eps: float, target: Target) -> None:
+        super().__init__()
+        ours, shared = (target.rank.of(num, "heads") for num in (spec.num_heads, spec.num_kv_heads))
+        self._num_heads, self._num_kv_heads = ours.stop - ours.start, shared.stop - shared.start
+        self._eps = eps
+        self.rope = rope
+        self.qkv = Linear(spec.qkv, prefix, target)
+        self.q_norm, self.k_norm = (
+            Norm(prefix + name, spec.head_dim, target) if name else None
+            for name in (spec.q_norm, spec.k_norm)
+        )
+        self.o = Linear(spec.output, prefix, target)
+        self.sinks = Whole(prefix + spec.sinks, (spec.num_heads,), target) if spec.sinks else None
+
+    def project_qkv(
+        self, inputs: Tensor, positions: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of normed hidden states; see `Decoder.project_qkv`."""
+        return rope(
+            self.qkv.matmul(inputs),
+            self.rope.table,
+            positions,
+            self._num_heads,
+            self._num_kv_heads,
+            self.rope.interleaved,
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            self._eps,
+            rows,
+        )
+
+    def output(self, attention: Tensor) -> Tensor:
+        """Attention [T, num_heads, head_dim] to [T, hidden_size]."""
+        return self.o.matmul(attention.flatten(1))

@@ -1,0 +1,64 @@
+"""One decoder layer: everything but the attention between its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpu_worker.layers.attention import Attention, AttentionSpec
+from gpu_worker.layers.block import Module, Target
+from gpu_worker.layers.mlp import MlpSpec
+from gpu_worker.layers.norm import Norm, added, added_and_normed, normed
+from gpu_worker.layers.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What a layer is made of. Norms are modules of the checkpoint; None where the layer has none.
+
+    eps: of all its norms.
+    input_norm, mlp_norm: before the attention's and the MLP's projections.
+    attention_out_norm, mlp_out_norm: of the outputs, before each is added to the hidden states.
+    """
+
+    eps: float
+    attention: AttentionSpec
+    mlp: MlpSpec
+    input_norm: str | None = "input_layernorm"
+    attention_out_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_out_norm: str | None = None
+
+
+class Layer(Module):
+    """A rank's shard of a layer.
+
+    prefix: of its tensors in the checkpoint.
+    """
+
+    def __init__(self, spec: LayerSpec, prefix: str, rope: Rope, target: Target) -> None:
+        super().__init__()
+        width = spec.attention.qkv.num_inputs
+        self._eps = spec.eps
+        self.attention = Attention(spec.attention, prefix, rope, spec.eps, target)
+        self.mlp = spec.mlp.build(prefix, target)
+        self.input_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm = (
+            Norm(prefix + name, width, target) if name else None
+            for name in (spec.input_norm, spec.attention_out_norm, spec.mlp_norm, spec.mlp_out_norm)
+        )
+
+    def project_qkv(
+        self, hidden: Tensor, positions: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Decoder.project_qkv`."""
+        return self.attention.project_qkv(normed(hidden, self.input_norm, self._eps), positions, rows)
+
+    def finish(self, hidden: Tensor, attention: Tensor) -> Tensor:
+        """See `Decoder.finish_layer`."""
+        output = self.attention.output(attention)
+        # on a GPU the norm adds for nothing; a product into a new sum would be a copy of `hidden` first
+        hidden, inputs = added_and_normed(hidden, output, self.attention_out_norm, self.mlp_norm, self._eps)
+        if self.mlp_out_norm is None:
+            return self.mlp.output_onto(hidden, inputs)
+        return added(hidden, self.mlp.output(inputs), self.mlp_out_norm, self._eps)
