@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from benchmarks.commands import COMMANDS, module_of
+from benchmarks.commands import module_of
 from benchmarks.errors import BenchmarkError
+from carrel.commands.bench import BENCHMARKS
 from carrel.process.options import OptionError
 
 
@@ -18,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="carrel bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="benchmark", metavar="NAME", required=True)
-    for name, summary in COMMANDS.items():
+    for name, summary in BENCHMARKS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if name in argv:
             import_module(module_of(name)).add_arguments(subparser)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks import plots, tables, targets
+from benchmarks import tables
 from benchmarks.comparison import Outcome
 from benchmarks.figures import DecodeCase, DecodeFigures
 from benchmarks.rivals import BASELINE
@@ -57,9 +56,7 @@ def rows_of(outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]) -> list[Deco
     rows = []
     for outcome in outcomes:
         case = outcome.case
-        # the file's folder does not belong into a result
-        named = replace(case, trace=case.trace and Path(case.trace).name)
-        row = DecodeRow(outcome.rival, named, outcome.figures, outcome.error)
+        row = DecodeRow(outcome.rival, case, outcome.figures, outcome.error)
         if outcome.figures is not None:
             throughput = _throughput(outcome.case, outcome.figures)
             row = replace(row, tokens_per_s=throughput)
@@ -93,7 +90,7 @@ def _carrel_dense(
     outcome: Outcome[DecodeCase, DecodeFigures], outcomes: Sequence[Outcome[DecodeCase, DecodeFigures]]
 ) -> DecodeFigures | None:
     """Carrel's dense attention at the same context, batch and limit, for Carrel's own outcomes."""
-    wanted = replace(outcome.case, policy="full", budget_tokens=None, hit_rate=None, trace=None)
+    wanted = replace(outcome.case, policy="full", budget_tokens=None, hit_rate=None)
     same = (each.figures for each in outcomes if (each.rival, each.case) == ("carrel", wanted))
     return next(same, None) if outcome.rival == "carrel" else None
 
@@ -103,59 +100,10 @@ def _throughput(case: DecodeCase, figures: DecodeFigures) -> float:
 
 
 def notes(rows: Sequence[DecodeRow]) -> Iterable[str]:
-    """What could not be measured, and the targets."""
+    """The cases that could not be measured."""
     for row in rows:
         if row.error:
             yield f"{row.rival}, {row.case}: {row.error.splitlines()[-1]}"
-    for row in rows:
-        if row.rival == "carrel":
-            ratios = targets.Speedups(row.throughput_ratio, row.full_ratio, _weights_ratio(row, rows))
-            yield from targets.decode_verdicts(row.case, ratios)
-
-
-def _weights_ratio(row: DecodeRow, rows: Sequence[DecodeRow]) -> float | None:
-    """Of the rival that reads the weights only, at the same context, batch and limit."""
-    place = _place(row.case)
-    same = (each for each in rows if each.rival == "weights only" and _place(each.case) == place)
-    return next((each.throughput_ratio for each in same), None)
-
-
-def _place(case: DecodeCase) -> tuple[int, int, int | None]:
-    return case.context, case.batch, case.gpu_memory_limit
-
-
-def draw(rows: Sequence[DecodeRow], folder: Path) -> None:
-    """One PNG for each question that the rows answer: a group of bars for each workload, a bar a rival."""
-    done = [(row, row.figures) for row in rows if row.figures is not None]
-    workloads = list(dict.fromkeys(_workload(row) for row, _ in done))
-    rivals = list(dict.fromkeys(_who(row) for row, _ in done))
-
-    def series(of: Callable[[DecodeRow, DecodeFigures], float | None]) -> dict[str, list[float | None]]:
-        values = {(_who(row), _workload(row)): of(row, figures) for row, figures in done}
-        found = {rival: [values.get((rival, workload)) for workload in workloads] for rival in rivals}
-        return {rival: heights for rival, heights in found.items() if any(heights)}
-
-    for name, label, heights in (
-        ("tpot", "ms a step", series(lambda _, f: f.ms_per_step)),
-        ("throughput", "tokens/s", series(lambda row, _: row.tokens_per_s)),
-        ("speedup", f"x {BASELINE}", series(lambda row, _: row.throughput_ratio)),
-        ("memory", "GPU memory, GiB", series(lambda _, f: f.device_bytes / 2**30)),
-        ("bytes_moved", "MiB a step", series(lambda _, f: f.bytes_moved / 2**20)),
-        ("hit_rate", "hit rate", series(lambda _, f: f.hit_rate)),
-    ):
-        if heights:
-            plots.bars(folder / f"decode_{name}.png", label, workloads, heights)
-
-
-def _workload(row: DecodeRow) -> str:
-    return f"{tables.tokens(row.case.context)} x {row.case.batch}"
-
-
-def _who(row: DecodeRow) -> str:
-    if row.rival != "carrel":
-        return row.rival
-    replayed = "" if row.case.hit_rate is None else f" h={row.case.hit_rate}"
-    return f"carrel {row.case.policy}{replayed}"
 
 
 def _of(row: DecodeRow, text: Any) -> str:

@@ -58,9 +58,8 @@ class DecodeCase:
 
     policy, budget_tokens: what Carrel attends to; other rivals attend to everything, and their policy is "full" with no
     budget. hit_rate: share of the selected tokens that the step before selected too, replayed (benchmarks/traces.py);
-    None: what random weights select. gpu_memory_limit: bytes of the device that may be used; None: all. trace: the file
-    of the recorded selection that is replayed, and that hit_rate is of; None: a synthetic one is. profile: the folder
-    that gets a trace of one step; None: none is written.
+    None: what random weights select. gpu_memory_limit: bytes of the device that may be used; None: all. profile: the
+    folder that gets a trace of one step; None: none is written.
     """
 
     shape: str
@@ -71,13 +70,10 @@ class DecodeCase:
     hit_rate: float | None
     gpu_memory_limit: int | None
     steps: int
-    trace: str | None = None
     profile: str | None = None
 
     def __str__(self) -> str:
         replayed = None if self.hit_rate is None else f"hit rate {self.hit_rate}"
-        if self.trace is not None:
-            replayed = f"{replayed} of {Path(self.trace).name}"
         parts = (f"{self.context}x{self.batch}", *_attending(self), replayed, _limit(self.gpu_memory_limit))
         return " ".join(part for part in parts if part)
 
@@ -153,41 +149,12 @@ class PrefillCase:
 
 
 @dataclass(frozen=True)
-class IndexSpan:
-    """From asking for a layer's index, once the layer is in the arena, until it was there: milliseconds after the
-    prompt was submitted. core_ms: that the store's cores were at it, together. Older results lack some fields."""
-
-    layer: int
-    asked_ms: float
-    ready_ms: float
-    core_ms: float | None = None
-    iterations: int | None = None
-
-
-@dataclass(frozen=True)
 class PrefillFigures:
-    """The cost of a prompt: time to the first and to the second token (which waits for an index), and peak memory.
-
-    own_ms: policy time, which a policy spends on the device until the first token, compressing or indexing; None for a
-    policy that does neither. own_share: its share of the time to the first token, prompt by prompt. indexes: that the
-    store trained for the last prompt, layer by layer; last_ms: when that prompt's first and second token came.
-    """
+    """The cost of a prompt: time to the first and to the second token (which waits for an index), and peak memory."""
 
     ttft_ms: Spread
     tt2t_ms: Spread | None
     device_bytes: int
-    host_bytes: int = 0
-    own_ms: Spread | None = None
-    own_share: Spread | None = None
-    indexes: tuple[IndexSpan, ...] = ()
-    last_ms: tuple[float, float] | None = None
-
-    @property
-    def unhidden_ms(self) -> float | None:
-        """From the first token until the last index was there; 0 where it was there before."""
-        if not self.indexes or self.last_ms is None:
-            return None
-        return max(0.0, max(span.ready_ms for span in self.indexes) - self.last_ms[0])
 
     def __str__(self) -> str:
         return f"{self.ttft_ms.median:.1f} ms to the first token"
@@ -195,15 +162,11 @@ class PrefillFigures:
     @classmethod
     def over(cls, rounds: Sequence[PrefillFigures]) -> PrefillFigures:
         """Of several rounds of one case, at least one."""
+        seconds = [one.tt2t_ms for one in rounds if one.tt2t_ms is not None]
         return cls(
             Spread.over([one.ttft_ms for one in rounds]),
-            _over_known(one.tt2t_ms for one in rounds),
+            Spread.over(seconds) if seconds else None,
             max(one.device_bytes for one in rounds),
-            max(one.host_bytes for one in rounds),
-            _over_known(one.own_ms for one in rounds),
-            _over_known(one.own_share for one in rounds),
-            rounds[-1].indexes,
-            rounds[-1].last_ms,
         )
 
 
@@ -224,10 +187,12 @@ class Report:
 
 
 def revive(kind: type[R], fields: dict[str, Any]) -> R:
-    """The dataclass `kind` from its `asdict`, dataclasses inside it too."""
+    """The dataclass `kind` from its `asdict`, nested dataclasses included. Fields that it no longer has are dropped."""
     hints = get_type_hints(kind)
     values = {}
     for name, value in fields.items():
+        if name not in hints:
+            continue
         inner = next((each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)), None)
         if not isinstance(inner, type):
             values[name] = value
@@ -236,11 +201,6 @@ def revive(kind: type[R], fields: dict[str, Any]) -> R:
         else:
             values[name] = tuple(revive(inner, each) for each in value) if isinstance(value, list) else value
     return kind(**values)
-
-
-def _over_known(rounds: Iterable[Spread | None]) -> Spread | None:
-    known = [one for one in rounds if one is not None]
-    return Spread.over(known) if known else None
 
 
 def _attending(case: DecodeCase | PrefillCase) -> tuple[str, str]:

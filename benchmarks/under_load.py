@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from carrel.process.command_line import at_least
 from carrel.process.version import CHECKOUT
 
 POLL_S = 0.5
-STOP_S = 30
+STOP_S = 60
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Server:
-    """One start of store, worker and gateway, and what is asked of it. options: of the worker."""
+    """One `carrel serve` with these options, and the loads that it gets."""
 
     options: tuple[str, ...]
     loads: tuple[Load, ...]
@@ -155,55 +155,34 @@ def _ask(options: argparse.Namespace, load: Load) -> bool:
 
 @contextmanager
 def _running(options: argparse.Namespace, server: Server) -> Iterator[None]:
-    """Store, worker and gateway, ready; they end with it. Raises BenchmarkError with what one that ended said."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        model = folder / "model"
+    """A `carrel serve` that is ready; it ends with the context. Raises BenchmarkError with its last words."""
+    with tempfile.TemporaryDirectory() as name:
+        model, log = Path(name) / "model", Path(name) / "serve.log"
         write_random_model(model, SHAPES[options.model_shape])
-        store, worker = f"unix:{folder}/store.sock", f"unix:{folder}/worker.sock"
-        commands = {
-            "kv_store": f"--listen {store} --runtime process --arena-bytes {options.arena_bytes}",
-            "gpu_worker": f"{model} --load-format dummy --listen {worker} --store {store} --max-num-seqs 32 "
-            f"--budget {options.budget} {' '.join(server.options)}",
-            "gateway": f"--model {model} --worker {worker} --port {options.port} --grpc-port 0",
-        }
-        logs = {module: folder / f"{module}.log" for module in commands}
-        children = {
-            module: stack.enter_context(_child(module, arguments.split(), logs[module]))
-            for module, arguments in commands.items()
-        }
-        _await_ready(options, children, logs)
-        yield
-
-
-@contextmanager
-def _child(module: str, arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as words:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdout=words,
-            stderr=words,
-            stdin=subprocess.DEVNULL,
-            cwd=CHECKOUT,
-        )
+        arguments = f"{model} --load-format dummy --port {options.port} --grpc-port 0 --max-num-seqs 32"
+        arguments += f" --arena-bytes {options.arena_bytes} --budget {options.budget}"
+        with log.open("wb") as words:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "carrel", "serve", *arguments.split(), *server.options],
+                stdout=words,
+                stderr=words,
+                stdin=subprocess.DEVNULL,
+                cwd=CHECKOUT,
+            )
         try:
-            yield process
+            _await_ready(options, process, log)
+            yield
         finally:
             process.terminate()
             wait_or_kill(process, STOP_S)
 
 
-def _await_ready(
-    options: argparse.Namespace, children: Mapping[str, subprocess.Popen[bytes]], logs: Mapping[str, Path]
-) -> None:
+def _await_ready(options: argparse.Namespace, process: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + options.timeout
     while not _is_ready(options.port):
-        for module, process in children.items():
-            if process.poll() is not None or time.monotonic() > until:
-                state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
-                raise BenchmarkError(
-                    f"{module} {state}: {logs[module].read_text(errors='replace')[-LAST_WORDS:]}"
-                )
+        if process.poll() is not None or time.monotonic() > until:
+            state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
+            raise BenchmarkError(f"carrel serve {state}: {log.read_text(errors='replace')[-LAST_WORDS:]}")
         time.sleep(POLL_S)
 
 

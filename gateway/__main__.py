@@ -8,6 +8,7 @@ import sys
 from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
 from gateway.config import parse_config
+from gateway.memory import map_large_pieces
 from gateway.server import serve
 
 
@@ -16,6 +17,7 @@ def main() -> int:
     try:
         config = parse_config(sys.argv[1:])
         log_to_stderr("gateway", config.log_level, config.log_format, hides_error_texts=True)
+        map_large_pieces()
         asyncio.run(serve(config))
     except OptionError as error:
         print(f"gateway: {' '.join(str(error).split())}", file=sys.stderr)

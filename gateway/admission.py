@@ -24,8 +24,10 @@ class Admission:
         self._taken: Counter[bytes] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self.num_running = 0
         self.is_draining = False
+        self._is_cut = False
 
     @contextmanager
     def place(self, caller: bytes) -> Iterator[Place]:
@@ -64,15 +66,39 @@ class Admission:
             # Counts of those who are gone would pile up.
             del self._taken[caller]
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Admit nothing more and wait for what runs. Returns whether all of it ended in time."""
-        self.is_draining = True
+    @contextmanager
+    def cut_with_all(self) -> Iterator[None]:
+        """A block of the current task that `cut_off` ends. Raises ShuttingDown then."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+            yield
+        except asyncio.CancelledError:
+            # Without `cut_off`, or when its reader has left too, this is the task's own end.
+            if not self._is_cut or task.uncancel():
+                raise
+            raise ShuttingDown() from None
+        finally:
+            self._tasks.discard(task)
+
+    async def drain(self, timeout_s: float, hurried: asyncio.Event) -> bool:
+        """Admit nothing more and wait for running requests. Returns whether all of them have ended.
+
+        timeout_s: longest wait. hurried: ends the wait when it is set.
+        """
+        self.is_draining = True
+        waits = [asyncio.create_task(event.wait()) for event in (self._idle, hurried)]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._idle.is_set()
+
+    def cut_off(self) -> None:
+        """End the running requests: each reader gets a ShuttingDown error behind what has been made."""
+        self._is_cut = True
+        for task in self._tasks:
+            task.cancel()
 
 
 class Place:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from gateway.errors import InvalidRequest, UnknownAttention
+from gateway.attention_pictures import Pictures
+from gateway.errors import UnknownAttention
+from gateway.shares import Shares
 from gateway.worker_client import TokenSource
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # requests that are shown or can still be: one sight of each, of 128 KiB at most
 MAX_VIEWS = 64
-# so that what is shared of a bucket is told to a part in ten thousand
-DIGITS = 4
+# streams of sights that are open at once, in all and of one key: each takes time of the event loop with every sight
+MAX_READERS, MAX_KEY_READERS = 64, 16
 
 
 @dataclass
@@ -28,7 +26,7 @@ class View:
     """One request's newest sight; `changed` is replaced, and set, whenever there is a newer one or none will come."""
 
     request_id: str
-    prompt_tokens: int
+    pictures: Pictures
     latest: pb.Attention | None = None
     is_over: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,14 +52,16 @@ class View:
 
 
 class AttentionViews:
-    """The views of the last `MAX_VIEWS` requests that asked for one; each is its caller's alone."""
+    """The views of the last `MAX_VIEWS` requests that asked for one; each is its caller's alone. `readers` bounds their
+    streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_several_keys: Callable[[], bool] = lambda: True) -> None:
+        self.readers = Shares("open streams of attention", MAX_READERS, MAX_KEY_READERS, has_several_keys)
         self._views: OrderedDict[tuple[bytes, str], View] = OrderedDict()
 
     def open(self, caller: bytes, request_id: str, prompt_tokens: int) -> View:
         """Of a request that begins; in place of an older one of the same id."""
-        view = View(request_id, prompt_tokens)
+        view = View(request_id, Pictures(request_id, prompt_tokens))
         self._views.pop((caller, request_id), None)
         self._views[caller, request_id] = view
         while len(self._views) > MAX_VIEWS:
@@ -109,50 +109,3 @@ class WatchedWorker:
     async def abort(self, request_id: str) -> None:
         """As `TokenSource.abort`."""
         await self._worker.abort(request_id)
-
-
-def picture(view: View, sight: pb.Attention, layer: int | None, kv_head: int | None) -> dict[str, Any]:
-    """A sight as JSON: of one of its layers and KV heads, or the mean over them. Raises InvalidRequest."""
-    layers = list(sight.layers)
-    if layer is not None and layer >= sight.dense_layers and layer not in layers:
-        raise InvalidRequest(f"Layer {layer} is not looked at: choose one of {layers}.", "layer")
-    if kv_head is not None and kv_head >= sight.kv_heads:
-        raise InvalidRequest(f"There are {sight.kv_heads} KV heads, counted from 0.", "head")
-    begins = np.arange(0, sight.context_tokens, sight.bucket_tokens)
-    sizes = np.minimum(begins + sight.bucket_tokens, sight.context_tokens) - begins
-    place = layers.index(layer) if layer in layers else None
-    is_dense = layer is not None and layer < sight.dense_layers
-
-    def share(data: bytes) -> list[float]:
-        """Of each bucket's tokens; all where there is no data."""
-        if is_dense or not data:
-            return [1.0] * len(sizes)
-        counts: npt.NDArray[Any] = np.frombuffer(data, "<u2").reshape(len(layers), sight.kv_heads, -1)
-        counts = counts if place is None else counts[place : place + 1]
-        counts = counts if kv_head is None else counts[:, kv_head : kv_head + 1]
-        shares: list[float] = (counts.mean(axis=(0, 1)) / sizes).round(DIGITS).tolist()
-        return shares
-
-    return {
-        "object": "attention",
-        "id": view.request_id,
-        "step": sight.step,
-        "policy": sight.policy,
-        "family": sight.family,
-        "prompt_tokens": view.prompt_tokens,
-        "context_tokens": sight.context_tokens,
-        "shared_tokens": sight.shared_tokens,
-        "host_tokens": sight.host_tokens,
-        "budget_tokens": sight.budget_tokens,
-        "attended_tokens": round(sight.attended_tokens, 1),
-        "hit_rate": round(sight.hit_rate, DIGITS),
-        "bytes_moved": sight.bytes_moved,
-        "layers": layers,
-        "dense_layers": sight.dense_layers,
-        "kv_heads": sight.kv_heads,
-        "layer": layer,
-        "head": kv_head,
-        "bucket_tokens": sight.bucket_tokens,
-        "attended": share(sight.attended),
-        "on_device": share(sight.on_device),
-    }

@@ -7,9 +7,22 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from carrel.process.options import words
 from gateway.key_file import KeyEntry, KeyFile, KeyLimits
 
 NO_LIMITS = KeyLimits()
+
+
+def api_keys(text: str) -> tuple[str, ...]:
+    """Keys with commas between. Raises ValueError where there is none: the API would be open."""
+    if not (found := words(text)):
+        raise ValueError("must hold a key: give one, or leave the option out to serve without keys")
+    return found
+
+
+def only(values: Sequence[str]) -> str | None:
+    """A header's one value; None where it is missing or given more than once, so that no two readers differ."""
+    return values[0] if len(values) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

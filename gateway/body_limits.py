@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
+from carrel.process.fair_turns import FairTurns
+from gateway.body_room import BodyRoom
 from gateway.errors import ServiceError, TooLarge, WorkerUnavailable
+from gateway.heavy_work import HeavyWork
 from gateway.worker_status import WorkerStatus
 
 # prompts in JSON with every character escaped fit: six bytes each, and a token has several
@@ -30,14 +32,30 @@ class BodyLimit:
 
 
 class BodyLimits:
-    """`turn` is held while a body is parsed, so that others of the event loop have theirs between two of them. Must be
-    built inside the event loop."""
+    """The limits of one body, and of all that are being received. Must be built inside the event loop.
 
-    def __init__(self, status: WorkerStatus, max_bytes: int | None) -> None:
+    turns: held while a body is parsed, one at a time and by turns of callers, so that the rest of the event loop runs
+        between two bodies.
+    work: runs in a thread what of parsing belongs there.
+    room: memory for bodies until they are parsed.
+    timeout_s: seconds in which a body must arrive, once it has room.
+    """
+
+    def __init__(
+        self,
+        status: WorkerStatus,
+        max_bytes: int | None,
+        work: HeavyWork,
+        max_incoming_bytes: int,
+        timeout_s: float,
+    ) -> None:
         """max_bytes: None: what a prompt of the model's maximum length may need."""
         self._status = status
         self._max_bytes = max_bytes
-        self.turn = asyncio.Lock()
+        self.turns = FairTurns(1)
+        self.work = work
+        self.room = BodyRoom(max_incoming_bytes)
+        self.timeout_s = timeout_s
 
     async def now(self) -> BodyLimit:
         """Before the first contact with the worker that of the shortest model."""

@@ -13,6 +13,7 @@ from gateway.answer_text import AnswerLead, StopMatcher
 from gateway.detokenizer import Decode, Detokenizer
 from gateway.errors import GenerationFailed, RequestTimeout, ServiceError, WorkerUnavailable
 from gateway.exchange import ChoiceFinished, Echo, Event, TextDelta
+from gateway.heavy_work import CallerWork
 from gateway.metrics import Metrics
 from gateway.phases import Phases
 from gateway.prefill_progress import PrefillProgress
@@ -32,11 +33,11 @@ class Choice:
     """Iterate `events` once, or again where they failed before the first token. `num_tokens`, `usage` and
     `first_token_at` are filled on the way.
 
-    `deadline` is the request's, in monotonic seconds; `progress` is the request's, of all its choices; `lead` is white
-    space that the text may begin with and that is left out (see AnswerLead); with `is_verbatim` all of the text stays,
-    as its grammar has it; `echo` is what comes before it; `decode`
-    makes texts of tokens, else the tokenizer's does. `usage` stays None when a stop string ended the choice and the
-    worker's account did not arrive in time.
+    `deadline` is the request's, in monotonic seconds; `progress` is the request's, of all its choices; `work` reads a
+    prompt's tokens in a thread; `lead` is white space that the text may begin with and that is left out (see
+    AnswerLead); with `is_verbatim` all of the text stays, as its grammar has it; `echo` is what comes before it;
+    `decode` makes texts of tokens, else the tokenizer's does. `usage` stays None when a stop string ended the choice
+    and the worker's account did not arrive in time.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Choice:
         worker: TokenSource,
         metrics: Metrics,
         progress: PrefillProgress,
+        work: CallerWork,
         echo: Echo | None = None,
         decode: Decode | None = None,
         is_verbatim: bool = False,
@@ -74,7 +76,7 @@ class Choice:
         # that no delta has told
         self._token_ids: list[int] = []
         self._is_begun = False
-        self._echo = PromptEcho(index, echo, request, tokenizer.tokens)
+        self._echo = PromptEcho(index, echo, request, tokenizer.tokens, work)
 
     @property
     def max_tokens(self) -> int:

@@ -15,6 +15,7 @@ from carrel.process.logs import FORMAT_HELP
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.settings import Parser, parse
 from carrel.process.tracing import OTLP_HELP
+from gateway.auth import api_keys
 from gateway.errors import ConfigError
 from gateway.key_file import MAX_WEIGHT, read_keys
 
@@ -41,6 +42,7 @@ class ListenOptions:
         "process listing shows",
         name="api-key",
         metavar="KEY",
+        parse=api_keys,
         secret=True,
     )
     api_keys_file: Path | None = option(
@@ -50,8 +52,9 @@ class ListenOptions:
     )
     max_connections: int | None = option(
         None,
-        "open HTTP connections; for one more the longest idle one is closed, and where none is idle it gets 503 "
-        "(default: three quarters of the descriptors that the process may have, at most 8192)",
+        "open HTTP connections; for one more the key or address with the most loses one that has no request or whose "
+        "request's body is still being sent, and where there is none it gets 503 "
+        "(default: three quarters of the descriptors that the process may have, at most 8192, and 128 fewer than them)",
         metavar="N",
         ge=1,
     )
@@ -128,6 +131,21 @@ class GatewayOptions:
     )
     max_body_bytes: int | None = option(
         None, "largest request body (default: 32 bytes a token of context)", parse=num_bytes, metavar="SIZE"
+    )
+    max_incoming_bytes: int = option(
+        "256MiB",
+        "memory for request bodies that are being received, of all clients together; one API key, or without keys one "
+        "address, has a quarter of it. A body waits for room for 10 s, and then gets 429 or 503",
+        parse=num_bytes,
+        metavar="SIZE",
+    )
+    body_timeout_s: float = option(
+        60.0,
+        "seconds in which a request's body must arrive",
+        name="body-timeout",
+        metavar="S",
+        gt=0,
+        allow_inf_nan=False,
     )
     request_timeout_s: float = option(
         1800.0, "seconds a request may take", name="request-timeout", metavar="S", gt=0, allow_inf_nan=False
@@ -266,7 +284,13 @@ class GatewayConfig(ListenOptions, GatewayOptions):
     @property
     def connection_limit(self) -> int:
         """Open HTTP connections at most; chat gRPC, the worker and files have the other descriptors."""
-        return self.max_connections or min(num_descriptors() * 3 // 4, MOST_CONNECTIONS)
+        free = num_descriptors() - OTHER_DESCRIPTORS
+        return self.max_connections or max(1, min(num_descriptors() * 3 // 4, free, MOST_CONNECTIONS))
+
+    @property
+    def grpc_connection_limit(self) -> int:
+        """Open connections of chat gRPC at most: half of the descriptors that HTTP leaves."""
+        return max(1, min((num_descriptors() - self.connection_limit) // 2, MOST_CONNECTIONS))
 
     @functools.cached_property
     def model_names(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Unauthorized(ServiceError):
 
     def __init__(self) -> None:
         super().__init__(
-            "Missing or wrong API key. Send it as 'Authorization: Bearer KEY'.", code="invalid_api_key"
+            "Missing or wrong API key. Send it once, as 'Authorization: Bearer KEY'.", code="invalid_api_key"
         )
 
 
@@ -132,6 +132,9 @@ class TooLarge(ServiceError):
 
 class SlowBody(ServiceError):
     """A request body that did not arrive in time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request body did not arrive within {timeout_s:g} s; see --body-timeout.")
 
 
 class Overloaded(ServiceError):

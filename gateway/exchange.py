@@ -47,6 +47,13 @@ class Message:
     name: str | None = None
     reasoning: str | None = None
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of all its texts."""
+        calls = [text for each in self.tool_calls for text in (each.id, each.name, each.arguments)]
+        texts = (self.role, self.content, self.tool_call_id, self.name, self.reasoning, *calls)
+        return sum(len(text) for text in texts if text is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:

@@ -1,23 +1,14 @@
-"""The socket that the gateway listens on, and what is said when it can take no connection."""
+"""The socket that the gateway listens on."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import logging
-import math
 import socket
 from pathlib import Path
-from typing import Any
 
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 
 BACKLOG = 1024
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-SAID_EVERY_S = 60.0
-
-log = logging.getLogger(__name__)
 
 
 def bind(config: GatewayConfig) -> socket.socket:
@@ -67,19 +58,3 @@ def _bind_path(path: Path) -> socket.socket:
 def _is_listening(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
-
-
-class AcceptErrors:
-    """A loop's exception handler. The loop tells of every connection that it cannot take, thousands a second where
-    descriptors have run out: here it is said once in `SAID_EVERY_S`."""
-
-    def __init__(self) -> None:
-        self._said_at = -math.inf
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if getattr(error, "errno", None) not in SHORTAGES:
-            loop.default_exception_handler(context)
-        elif loop.time() >= self._said_at + SAID_EVERY_S:
-            self._said_at = loop.time()
-            log.error("connections cannot be taken (%s): raise the limit of descriptors (ulimit -n)", error)

@@ -77,6 +77,10 @@ class Metrics:
             ("model_name",),
             registry=self._registry,
         ).labels(model_name)
+        self.incoming = Gauge(
+            "carrel_gateway_incoming_body_bytes", "Request bodies being received or parsed.", ("model_name",),
+            registry=self._registry,
+        ).labels(model_name)  # fmt: skip
         self.draining = Gauge(
             "carrel_draining", "1 while running requests finish and none is let in.", ("model_name",),
             registry=self._registry,

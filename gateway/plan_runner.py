@@ -17,6 +17,7 @@ from gateway.choices import Choices, total_usage
 from gateway.config import GatewayConfig
 from gateway.errors import RequestTimeout, UnknownModel, WorkerUnavailable
 from gateway.exchange import ChoiceFinished, Completed, Echo, Event, Generation, TokenIds
+from gateway.heavy_work import HeavyWork
 from gateway.metrics import Metrics
 from gateway.plan import Plan
 from gateway.prefill_progress import PrefillProgress
@@ -50,6 +51,7 @@ class PlanRunner:
         keys: KeyRing,
         rate_limits: RateLimits,
         metrics: Metrics,
+        work: HeavyWork,
         tracer: Tracer,
         log_level: int,
     ) -> None:
@@ -62,6 +64,7 @@ class PlanRunner:
         self._keys = keys
         self._rate_limits = rate_limits
         self._metrics = metrics
+        self._work = work
         self._tracer = tracer
         self._log_level = log_level
 
@@ -69,7 +72,7 @@ class PlanRunner:
         """Nothing happens until the events are iterated; errors come with the first of them."""
         # the place is the worker's time, not the reader's
         events = traced(self._tracer, plan, self._config.model_names[0], self._counted(plan))
-        ahead = read_ahead(events, READ_AHEAD_EVENTS)
+        ahead = read_ahead(events, READ_AHEAD_EVENTS, self._admission.cut_with_all())
         return Generation(plan.request_id, self._config.model_names[0], int(time.time()), ahead)
 
     def check_model(self, model: str | None) -> None:
@@ -193,6 +196,7 @@ class PlanRunner:
             self._worker,
             self._metrics,
             progress,
+            self._work.of(plan.caller),
             echo,
             self._tokenizer.decode_all if plan.shows_special or plan.options.shows_special else None,
             plan.is_verbatim,

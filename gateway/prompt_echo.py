@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from gateway.exchange import Echo, TextDelta, TokenLogprob
+from gateway.heavy_work import CallerWork
 from gateway.token_texts import TokenTexts, read_logprobs
 from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+# about what looking up a token costs, in characters of other work
+SCORE_CHARS = 32
 
 
 class PromptEcho:
     """Says the prompt's text once, before anything else, and how likely its tokens are where the worker tells it."""
 
-    def __init__(self, index: int, echo: Echo | None, request: pb.GenerateRequest, texts: TokenTexts) -> None:
+    def __init__(
+        self,
+        index: int,
+        echo: Echo | None,
+        request: pb.GenerateRequest,
+        texts: TokenTexts,
+        work: CallerWork,
+    ) -> None:
         """index: of the choice. echo: None for none."""
         self._index = index
         self._left = self._echo = echo
         self._request = request
         self._texts = texts
+        self._work = work
         self.is_all = echo is not None and echo.is_all
 
     def begin(self) -> Iterator[TextDelta]:
@@ -36,5 +47,6 @@ class PromptEcho:
         """The next of its tokens, a thousand of them, within the text or beside it: read beside the event loop."""
         for begun in self.begin():
             yield begun
-        told = await asyncio.to_thread(read_logprobs, self._texts, prompt.tokens)
+        size = SCORE_CHARS * sum(1 + len(token.top) for token in prompt.tokens)
+        told = await self._work.answer(size, read_logprobs, self._texts, prompt.tokens)
         yield TextDelta(self._index, "", () if self._echo is None else told, prompt_logprobs=told)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def read_ahead(events: AsyncGenerator[T, None], limit: int) -> AsyncGenerator[T, None]:
+async def read_ahead(
+    events: AsyncGenerator[T, None], limit: int, guard: AbstractContextManager[None]
+) -> AsyncGenerator[T, None]:
     """What `events` bring, in order, with their error at the end; up to `limit` of them wait here to be read.
 
     `events` begin when this does. They are closed when they have ended, however much is still to be read, or when this
-    is closed.
+    is closed. guard: entered by the task that iterates `events`; its error takes the place of theirs.
     """
     waiting: asyncio.Queue[tuple[T | None, Exception | None]] = asyncio.Queue(limit)
 
     async def fill() -> None:
         error: Exception | None = None
         try:
-            async with aclosing(events):
-                async for event in events:
-                    await waiting.put((event, None))
+            with guard:
+                async with aclosing(events):
+                    async for event in events:
+                        await waiting.put((event, None))
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as failure:

@@ -18,7 +18,8 @@ from carrel.process.tracing import Tracer, make_tracer
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError
 from gateway.first_request import FirstRequest
-from gateway.listener import AcceptErrors, bind
+from gateway.listener import bind
+from gateway.memory import keep_giving_back
 from gateway.rest.server import RESTServer
 from gateway.rpc.server import ChatServer
 from gateway.service import ChatService
@@ -27,7 +28,7 @@ from gateway.worker_client import GRPCWorkerClient, WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 PARENT_INTERVAL_S = 0.5
-# after draining, what is left is cancelled and its connections get this long: clients read what is finished
+# after draining, connections get this long: clients read what is finished, or the error of what was cut off
 CLOSE_TIMEOUT_S = 2
 # what a model's generation_config.json may say of sampling
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -38,18 +39,16 @@ log = logging.getLogger(__name__)
 async def serve(config: GatewayConfig) -> None:
     """Serve until SIGTERM, SIGINT or the parent's death, then drain. Raises ConfigError before anything is served."""
     parent = os.getppid()
-    ended = asyncio.Event()
+    ended, hurried = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(AcceptErrors())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    _end_on_signals(loop, ended, hurried)
     tracer = make_tracer("gateway", config.otlp_endpoint)
     with bind(config) as listener:
         tokenizer, defaults = await asyncio.to_thread(load, config)
         worker = GRPCWorkerClient(config.worker, config.worker_identity)
         try:
             service = create_service(config, worker, tokenizer, defaults, tracer)
-            await _run(config, service, listener, ended, parent)
+            await _run(config, service, listener, ended, hurried, parent)
         finally:
             await worker.close()
             await asyncio.to_thread(tracer.close)
@@ -57,14 +56,35 @@ async def serve(config: GatewayConfig) -> None:
                 config.uds.unlink(missing_ok=True)
 
 
+def _end_on_signals(loop: asyncio.AbstractEventLoop, ended: asyncio.Event, hurried: asyncio.Event) -> None:
+    """Set `ended` at the first signal, and `hurried` when one comes again.
+
+    Counted by kind: a terminal's SIGINT or SIGHUP and a supervisor's SIGTERM are one wish.
+    """
+    seen: set[int] = set()
+
+    def note(number: int) -> None:
+        (hurried if number in seen else ended).set()
+        seen.add(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, note, number)
+
+
 async def _run(
-    config: GatewayConfig, service: ChatService, listener: socket.socket, ended: asyncio.Event, parent: int
+    config: GatewayConfig,
+    service: ChatService,
+    listener: socket.socket,
+    ended: asyncio.Event,
+    hurried: asyncio.Event,
+    parent: int,
 ) -> None:
     events = ProcessEvents("gateway", config.json_events, log_format=config.log_format)
     chat = ChatServer(config, service) if config.grpc_port else None
     rest = RESTServer(config, service, CLOSE_TIMEOUT_S)
     rest_task = asyncio.create_task(rest.serve([listener]))
     watch = asyncio.create_task(_watch_parent(parent, ended))
+    memory = asyncio.create_task(keep_giving_back(service))
     try:
         if chat is not None:
             await chat.start()
@@ -78,12 +98,14 @@ async def _run(
         )
         if service.admission.num_running:
             events.status(f"draining {service.admission.num_running} requests")
-        if not await service.admission.drain(config.shutdown_timeout_s):
+        if not await service.admission.drain(config.shutdown_timeout_s, hurried):
             log.warning("%d requests were cut off", service.admission.num_running)
+            service.admission.cut_off()
     finally:
         watch.cancel()
+        memory.cancel()
         rest.should_exit = True
-        await asyncio.gather(rest_task, watch, return_exceptions=True)
+        await asyncio.gather(rest_task, watch, memory, return_exceptions=True)
         if chat is not None:
             await chat.stop(CLOSE_TIMEOUT_S)
 

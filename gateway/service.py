@@ -24,11 +24,13 @@ from gateway.exchange import (
     TokenIds,
     public_id,
 )
+from gateway.heavy_work import CallerWork, HeavyWork
+from gateway.joined import Joined
 from gateway.key_file import KeyFile
 from gateway.metrics import Metrics
 from gateway.plan import Plan
 from gateway.plan_runner import PlanRunner
-from gateway.prompts import PromptEncoder
+from gateway.prompts import PromptEncoder, chat_size
 from gateway.rate_limits import RateLimits
 from gateway.sessions import Sessions
 from gateway.tokenizer import Tokenizer
@@ -38,6 +40,8 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # what OpenAI's completions default to
 COMPLETION_MAX_TOKENS = 16
+# about what a token is in text
+TOKEN_CHARS = 4
 
 
 class ChatService:
@@ -60,19 +64,24 @@ class ChatService:
         tracer: Tracer | None = None,
     ) -> None:
         self._config = config
-        self.attention = AttentionViews()
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer)
         self._dialect = Dialect(tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.metrics = Metrics(self.model_name)
         self._more_metrics = more_metrics
+        self.render_metrics = Joined(self._render_metrics)
         file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
         self.keys = KeyRing(config.api_keys, config.api_key_weights, file)
+        self.attention = AttentionViews(self._has_several_keys)
         self.rate_limits = RateLimits(self.keys)
         self.admission = Admission(config.max_concurrent, self._places_of)
         self.metrics.draining.set_function(lambda: self.admission.is_draining)
         self.status = WorkerStatus(worker, self.admission, rehearsal)
-        self.bodies = BodyLimits(self.status, config.max_body_bytes)
+        self.work = HeavyWork(has_several_keys=self._has_several_keys)
+        self.bodies = BodyLimits(
+            self.status, config.max_body_bytes, self.work, config.max_incoming_bytes, config.body_timeout_s
+        )
+        self.metrics.incoming.set_function(lambda: self.bodies.room.num_bytes)
         self.sessions = Sessions(worker, self.status, self.admission)
         self._runner = PlanRunner(
             config,
@@ -84,6 +93,7 @@ class ChatService:
             self.keys,
             self.rate_limits,
             self.metrics,
+            self.work,
             tracer or NoTracer(),
             log_level,
         )
@@ -106,8 +116,7 @@ class ChatService:
 
         async def encode(max_model_len: int) -> tuple[TokenIds, ...]:
             max_tokens = options.draft.sampling.max_tokens or 1
-            written = await asyncio.to_thread(self._dialect.written, request)
-            return (await self._prompts.chat(written, max_model_len, max_tokens),)
+            return (await self._encode_chat(request, max_model_len, max_tokens, self._work_of(options)),)
 
         lead = self._tokenizer.answer_lead if request.adds_generation_prompt else ""
         request_id = public_id(request.request_id)
@@ -157,25 +166,29 @@ class ChatService:
     async def tokenize_text(self, text: str, add_special_tokens: bool, caller: bytes) -> TokenIds:
         with self.admission.place(caller):
             max_model_len = (await self.status.info()).max_model_len
-            return await self._prompts.text(text, add_special_tokens, max_model_len, 1, "prompt")
+            work = self.work.of(caller)
+            return await self._prompts.text(text, add_special_tokens, max_model_len, 1, "prompt", work)
 
     async def tokenize_chat(self, request: ChatRequest, caller: bytes) -> TokenIds:
         with self.admission.place(caller):
-            written = await asyncio.to_thread(self._dialect.written, self._dialect.prepare(request))
-            return await self._prompts.chat(written, (await self.status.info()).max_model_len, 1)
+            prepared = self._dialect.prepare(request)
+            max_model_len = (await self.status.info()).max_model_len
+            return await self._encode_chat(prepared, max_model_len, 1, self.work.of(caller))
 
     async def token_names(self, token_ids: TokenIds, caller: bytes) -> list[str]:
         """What the vocabulary calls each."""
         with self.admission.place(caller):
-            return await asyncio.to_thread(self._tokenizer.names, token_ids)
+            size = TOKEN_CHARS * len(token_ids)
+            return await self.work.answer(caller, size, self._tokenizer.names, token_ids)
 
     async def detokenize(self, token_ids: TokenIds, caller: bytes) -> str:
         with self.admission.place(caller):
             with invalid_requests():
                 check_token_ids("tokens", token_ids, (await self.status.info()).vocab_size)
-            return await asyncio.to_thread(self._tokenizer.decode_prompt, token_ids)
+            size = TOKEN_CHARS * len(token_ids)
+            return await self.work.run(caller, size, self._tokenizer.decode_prompt, token_ids)
 
-    async def render_metrics(self) -> bytes:
+    async def _render_metrics(self) -> bytes:
         """Prometheus text: the gateway's own metrics, the worker's and the store's while they answer, and what else
         there is."""
         worker, store = await asyncio.gather(self.status.stats(), self.status.store_stats())
@@ -184,6 +197,18 @@ class ChatService:
     def check_model(self, model: str | None) -> None:
         """Raises UnknownModel; no name at all means the one that is served."""
         self._runner.check_model(model)
+
+    def _work_of(self, options: GenerationOptions) -> CallerWork:
+        return self.work.of(options.draft.prefix_salt)
+
+    async def _encode_chat(
+        self, prepared: ChatRequest, max_model_len: int, max_tokens: int, work: CallerWork
+    ) -> TokenIds:
+        written = await work.run(chat_size(prepared), self._dialect.written, prepared)
+        return await self._prompts.chat(written, max_model_len, max_tokens, work)
+
+    def _has_several_keys(self) -> bool:
+        return self.keys.num_keys > 1
 
     def _places_of(self, caller: bytes) -> int | None:
         own = self.keys.limits(caller).max_concurrent
@@ -194,7 +219,9 @@ class ChatService:
             case str() as text if request.options.truncate_to is None:
                 return Echo(text, request.only_echoes)
             case _:
-                text = await asyncio.to_thread(self._tokenizer.decode_prompt, prompt)
+                size = TOKEN_CHARS * len(prompt)
+                work = self._work_of(request.options)
+                text = await work.answer(size, self._tokenizer.decode_prompt, prompt)
                 return Echo(text, request.only_echoes)
 
     async def _encode(
@@ -204,7 +231,10 @@ class ChatService:
             case str():
                 max_tokens = options.draft.sampling.max_tokens or 1
                 adds_special = options.add_special_tokens is not False
-                return await self._prompts.text(prompt, adds_special, max_model_len, max_tokens, "prompt")
+                work = self._work_of(options)
+                return await self._prompts.text(
+                    prompt, adds_special, max_model_len, max_tokens, "prompt", work
+                )
             case _:
                 # the worker knows which ids there are
                 return prompt

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway.admission import Admission
 from gateway.errors import ServiceError, ShuttingDown, StoreUnavailable, VersionMismatch, WorkerUnavailable
+from gateway.joined import Joined
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -36,6 +37,11 @@ class WorkerStatus:
         # The latest that is known, also of a worker that was lost.
         self.latest: pb.GetInfoResponse | None = None
         self._logged = ""
+        # anyone may ask these again and again: the worker is asked once at a time
+        self.is_alive = Joined(self._is_alive)
+        self._readiness = Joined(self._why_not_ready)
+        self.stats = Joined(self._stats)
+        self.store_stats = Joined(self._store_stats)
 
     async def info(self) -> pb.GetInfoResponse:
         """What the worker says of itself. Raises WorkerUnavailable, VersionMismatch, which is logged."""
@@ -54,7 +60,7 @@ class WorkerStatus:
         """The worker was lost; the next one may differ."""
         self._info = None
 
-    async def is_alive(self) -> bool:
+    async def _is_alive(self) -> bool:
         """Liveness: the worker answers, whether or not it serves already."""
         try:
             await self._worker.is_serving()
@@ -64,8 +70,9 @@ class WorkerStatus:
 
     async def why_not_ready(self) -> ServiceError | None:
         """None when a request would be served now, else what it would end with."""
-        if self._admission.is_draining:
-            return ShuttingDown()
+        return ShuttingDown() if self._admission.is_draining else await self._readiness()
+
+    async def _why_not_ready(self) -> ServiceError | None:
         try:
             if not await self._worker.is_serving():
                 self._rehearse_again()
@@ -91,14 +98,14 @@ class WorkerStatus:
         if self._rehearsal is not None:
             self._rehearsal.forget()
 
-    async def stats(self) -> pb.StatsResponse | None:
+    async def _stats(self) -> pb.StatsResponse | None:
         """The worker's counters; None when it does not answer."""
         try:
             return await self._worker.stats()
         except ServiceError:
             return None
 
-    async def store_stats(self) -> pb.StoreStatsResponse | None:
+    async def _store_stats(self) -> pb.StoreStatsResponse | None:
         """The store's; None within a second when it, or the worker, does not answer."""
         try:
             return await self._worker.store_stats()

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import tables
 from benchmarks.commands.options import (
     Workload,
@@ -25,13 +23,12 @@ from benchmarks.commands.options import (
     workloads_of,
 )
 from benchmarks.comparison import choose, measure_rivals
-from benchmarks.decode_rows import COLUMNS, DecodeRow, draw, notes, rows_of
+from benchmarks.decode_rows import COLUMNS, DecodeRow, notes, rows_of
 from benchmarks.device import choose_device, default_dtype
 from benchmarks.figures import DecodeCase, revive
 from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
-from benchmarks.traces import RecordedTrace
 
 # activations, logits and the allocator's rounding
 DENSE_SPARE_BYTES = 1 << 30
@@ -41,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_workloads(parser)
     add_policies(parser)
-    selections = parser.add_mutually_exclusive_group()
-    selections.add_argument(
+    parser.add_argument(
         "--hit-rates",
         nargs="+",
         type=share,
@@ -50,13 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="H",
         help="replay selections of which this share was selected a step before; full has none "
         "(default: what random weights select)",
-    )
-    selections.add_argument(
-        "--trace",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="replay what `carrel bench hitrate --trace FILE` recorded; --budget must select as many positions",
     )
     add_memory_limit(parser)
     parser.add_argument(
@@ -83,11 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Raises BenchmarkError."""
     shape, device = SHAPES[options.model_shape], choose_device(options.device)
-    if options.trace:
-        # a rival runs in another folder
-        options.trace = options.trace.resolve()
-        recorded = RecordedTrace.load(options.trace, torch.device("cpu"))
-        options.hit_rates = [round(recorded.hit_rate, 4)]
     asked = [
         case
         for workload in workloads_of(options)
@@ -104,8 +88,6 @@ def run(options: argparse.Namespace) -> int:
         outcomes = measure_rivals(DECODE, plan, shape.name, str(device), options.rounds, progress, keep)
     rows = keep(outcomes)
     tables.show("decode", COLUMNS, rows, notes(rows))
-    if options.plots:
-        draw(rows, options.plots)
     return 0
 
 
@@ -120,7 +102,6 @@ def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[s
             None if policy == "full" else hit_rate,
             options.gpu_memory_limit,
             options.steps,
-            None if policy == "full" or options.trace is None else str(options.trace),
             None if options.profile is None else str(options.profile.resolve()),
         )
         for policy in policies
@@ -134,9 +115,7 @@ def cases_of(
     """The cases of one rival: what was asked, or its dense counterpart, once each, in a batch that fits the limit."""
     cases = list(asked)
     if not spec.has_policies:
-        cases = [
-            replace(case, policy="full", budget_tokens=None, hit_rate=None, trace=None) for case in cases
-        ]
+        cases = [replace(case, policy="full", budget_tokens=None, hit_rate=None) for case in cases]
         cases = [replace(case, batch=_fitting(case, shape, element_bytes)) for case in cases]
     if spec.max_batch is not None:
         cases = [case for case in cases if case.batch <= spec.max_batch]

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.commands.hitrate import MODEL, TEXT
 from benchmarks.commands.options import add_output, finish
 from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow, measure, running_gateway
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
 from carrel.process.command_line import at_least
+from carrel.process.version import CHECKOUT
+from carrel.serve.model import BUNDLED
 
+TEXT = CHECKOUT / "examples" / "documents" / "voyage-of-the-beagle.txt"
 SHORT_WORDS = 16
 
 COLUMNS: tuple[Column[GatewayRow], ...] = (
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         type=Path,
-        default=MODEL,
+        default=BUNDLED,
         metavar="DIR",
         help="whose tokenizer is used (default: carrel-nano)",
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks import plots, tables
+from benchmarks import tables
 from benchmarks.commands.options import (
     add_model,
     add_output,
@@ -18,8 +16,8 @@ from benchmarks.commands.options import (
 )
 from benchmarks.device import choose_device, default_dtype, release
 from benchmarks.figures import revive
-from benchmarks.kernels import OPS, cases_of
 from benchmarks.kernels.base import Ceilings, KernelRow, Setting, copy_ceilings, measure
+from benchmarks.kernels.cases import OPS, cases_of
 from benchmarks.progress import RunProgress
 from benchmarks.shapes import SHAPES
 from benchmarks.tables import Column
@@ -85,8 +83,6 @@ def run(options: argparse.Namespace) -> int:
             progress.done(f"{row.op}, {row.label}: {row.us.median:.1f} us, {row.tb_per_s:.2f} TB/s")
     finish(options, str(device), {shape.name: shape, "copies": ceilings}, tuple(rows))
     tables.show("kernels", COLUMNS, rows, [_ceilings(ceilings), *failed])
-    if options.plots:
-        draw(rows, options.plots)
     return 1 if failed else 0
 
 
@@ -98,21 +94,3 @@ def render(content: dict[str, Any]) -> str:
     rows = [revive(KernelRow, fields) for fields in content["rows"]]
     copies = revive(Ceilings, content["shapes"]["copies"])
     return tables.markdown(COLUMNS, rows, [_ceilings(copies)])
-
-
-def draw(rows: Sequence[KernelRow], folder: Path) -> None:
-    names = [f"{row.op} {row.label}" for row in rows]
-    plots.bars(
-        folder / "kernels_ceiling.png",
-        "share of a copy's TB/s",
-        names,
-        {"carrel": [r.ceiling_share for r in rows]},
-    )
-    compared = [row for row in rows if row.rival_us is not None]
-    times: dict[str, Sequence[float | None]] = {
-        "carrel": [row.us.median for row in compared],
-        "PyTorch": [row.rival_us.median if row.rival_us else None for row in compared],
-    }
-    plots.bars(
-        folder / "kernels_us.png", "us", [f"{row.op} {row.label}" for row in compared], times, is_log=True
-    )

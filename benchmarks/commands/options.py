@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.about import about
@@ -77,9 +76,6 @@ def budget(text: str) -> float | int:
 def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=new_file, default=None, metavar="FILE", help="write everything measured here"
-    )
-    parser.add_argument(
-        "--plots", type=Path, default=None, metavar="DIR", help="draw PNG files into this folder"
     )
     parser.add_argument(
         "--commit", default=None, metavar="HASH", help="recorded where the code runs without its git folder"

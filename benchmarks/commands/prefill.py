@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks import plots, tables, targets
+from benchmarks import tables
 from benchmarks.commands.options import (
     add_memory_limit,
     add_model,
@@ -21,7 +20,7 @@ from benchmarks.commands.options import (
 )
 from benchmarks.comparison import Outcome, choose, measure_rivals
 from benchmarks.device import choose_device
-from benchmarks.figures import PrefillCase, PrefillFigures, Spread, revive
+from benchmarks.figures import PrefillCase, PrefillFigures, revive
 from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
 from benchmarks.shapes import SHAPES
@@ -34,9 +33,6 @@ DEFAULT_CONTEXTS = {
     "nano": [1024, 4096],
     "tiny": [64, 128],
 }
-# where indexes are trained on the device, before the first token
-TRAINING = "carrel index on gpu"
-TRAINED = ("clusterkv", "pqcache")
 
 
 @dataclass(frozen=True)
@@ -62,14 +58,10 @@ COLUMNS: tuple[Column[PrefillRow], ...] = (
     Column("first token, ms", lambda row: tables.spread(row.figures.ttft_ms, 1) if row.figures else "-"),
     Column("x minimal dense", lambda row: tables.number(row.ttft_ratio, 2)),
     Column("x carrel full", lambda row: tables.number(row.full_ratio, 2)),
-    Column("policy time, ms", lambda row: tables.spread(row.figures.own_ms, 1) if row.figures else "-"),
-    Column("% of first", lambda row: _percent(row.figures.own_share) if row.figures else "-"),
     Column("second token, ms", lambda row: tables.spread(row.figures.tt2t_ms, 1) if row.figures else "-"),
     Column("x carrel full", lambda row: tables.number(row.tt2t_ratio, 2)),
-    Column("unhidden, ms", lambda row: tables.number(row.figures.unhidden_ms if row.figures else None, 1)),
     Column("tokens/s", lambda row: tables.number(_rate(row), 0)),
     Column("GPU, GiB", lambda row: tables.gib(row.figures.device_bytes) if row.figures else "-"),
-    Column("host, GiB", lambda row: tables.gib(row.figures.host_bytes) if row.figures else "-"),
 )
 
 
@@ -114,8 +106,6 @@ def run(options: argparse.Namespace) -> int:
         outcomes = measure_rivals(PREFILL, plan, shape.name, str(device), options.rounds, progress, keep)
     rows = keep(outcomes)
     tables.show("prefill", COLUMNS, rows, notes(rows))
-    if options.plots:
-        draw(rows, options.plots)
     return 0
 
 
@@ -158,24 +148,10 @@ def _rate(row: PrefillRow) -> float | None:
 
 
 def notes(rows: Sequence[PrefillRow]) -> Iterable[str]:
-    """What could not be measured, and the target."""
+    """The cases that could not be measured."""
     for row in rows:
         if row.error:
             yield f"{row.rival}, {row.case}: {row.error.splitlines()[-1]}"
-    for row in rows:
-        if row.rival == "carrel" and row.case.policy == "pqcache" and row.tt2t_ratio is not None:
-            yield targets.second_token_verdict(row.case, row.tt2t_ratio)
-    own: dict[tuple[str, int], dict[str, float]] = {}
-    for row in rows:
-        if row.figures is None or row.figures.own_ms is None or row.figures.own_share is None:
-            continue
-        # What the store's cores train is nothing that the device does.
-        if row.rival == TRAINING or row.case.policy.partition("+")[0] not in TRAINED:
-            yield from targets.own_share_verdicts(row.case, row.figures.own_share.median)
-            prompt = row.case.shape, row.case.context
-            own.setdefault(prompt, {})[row.case.policy] = row.figures.own_ms.median
-    for (shape, context), own_ms in own.items():
-        yield from targets.protokv_verdicts(shape, context, own_ms)
 
 
 def render(content: dict[str, Any]) -> str:
@@ -183,31 +159,5 @@ def render(content: dict[str, Any]) -> str:
     return tables.markdown(COLUMNS, rows, notes(rows))
 
 
-def draw(rows: Sequence[PrefillRow], folder: Path) -> None:
-    first: plots.Series = {}
-    memory: plots.Series = {}
-    own: plots.Series = {}
-    for row in rows:
-        if row.figures is not None:
-            name = f"{row.rival} {row.case.policy}" if _is_carrel(row.rival) else row.rival
-            first.setdefault(name, []).append((row.case.context, row.figures.ttft_ms.median))
-            memory.setdefault(name, []).append((row.case.context, row.figures.device_bytes / 2**30))
-            if (share := row.figures.own_share) is not None:
-                own.setdefault(name, []).append((row.case.context, 100 * share.median))
-    plots.lines(folder / "prefill_ttft.png", "context, tokens", "ms to the first token", first)
-    plots.lines(folder / "prefill_memory.png", "context, tokens", "GPU memory, GiB", memory)
-    for row in rows:
-        if row.figures is not None and row.figures.indexes and row.figures.last_ms:
-            spans = [(span.layer, span.asked_ms, span.ready_ms) for span in row.figures.indexes]
-            events = dict(zip(("first token", "second token"), row.figures.last_ms, strict=True))
-            name = f"prefill_timeline_{row.case.policy}_{tables.tokens(row.case.context)}.png"
-            plots.timeline(folder / name, "ms after the prompt came", "layer", spans, events)
-    plots.lines(folder / "prefill_own.png", "context, tokens", "own work, % of the first token's time", own)
-
-
 def _is_carrel(rival: str) -> bool:
     return PREFILL.rivals[rival].has_policies
-
-
-def _percent(share: Spread | None) -> str:
-    return tables.spread(share and share.scaled(100), 1)

@@ -1,4 +1,4 @@
-"""`carrel bench serve`: load on a running server: levels of concurrency, or classes of requests side by side."""
+"""`carrel bench serve`: load on a running server: clients in a loop, or classes of requests side by side."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks import plots, tables
+from benchmarks import tables
 from benchmarks.commands.options import add_output, budget, finish, num_tokens
 from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient
-from benchmarks.load.generator import run_level
-from benchmarks.load.levels import Level, Percentiles, ServeRow
+from benchmarks.load.requests import Asked, Percentiles
 from benchmarks.load.traffic import ClassRow, Slo, TrafficClass, run_traffic
 from benchmarks.progress import RunProgress
 from benchmarks.tables import Column
@@ -28,25 +26,7 @@ WARM_UP_TOKENS = 4
 # Of the tokens: what comes in fewer pieces is not timed token by token.
 LEAST_PIECES = 0.5
 
-COLUMNS: tuple[Column[ServeRow], ...] = (
-    Column("policy", lambda row: row.level.policy or "the server's", False),
-    Column("budget", lambda row: "-" if row.level.budget is None else str(row.level.budget)),
-    Column("prompt", lambda row: tables.tokens(row.level.prompt_tokens)),
-    Column("output", lambda row: tables.number(row.completion_tokens, 0)),
-    Column("at once", lambda row: str(row.level.concurrency)),
-    Column("done", lambda row: f"{row.num_done}/{row.level.num_requests}"),
-    Column("TTFT p50/p95/p99, ms", lambda row: _percentiles(row.ttft_ms, 0)),
-    Column("TPOT p50/p95/p99, ms", lambda row: _percentiles(row.tpot_ms, 2)),
-    Column("latency p50/p95/p99, ms", lambda row: _percentiles(row.latency_ms, 0)),
-    Column("tokens/s", lambda row: f"{row.output_tokens_per_s:.1f}"),
-    Column("requests/s", lambda row: f"{row.requests_per_s:.2f}"),
-    Column("cached", lambda row: tables.number(row.cached_tokens, 0)),
-    Column("attended", lambda row: tables.number(row.attended_tokens, 0)),
-    Column("hit rate", lambda row: tables.number(row.hit_rate, 3)),
-    Column("MiB moved", lambda row: "-" if row.bytes_moved is None else f"{row.bytes_moved / 2**20:.1f}"),
-)
-
-CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
+COLUMNS: tuple[Column[ClassRow], ...] = (
     Column("requests", lambda row: row.traffic.name, False),
     Column("policy", lambda row: row.policy or "the server's", False),
     Column("shared", lambda row: _tokens_or_dash(row.traffic.shared_tokens)),
@@ -54,6 +34,7 @@ CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
     Column("prompt", lambda row: tables.tokens(row.traffic.prompt_tokens)),
     Column("output", lambda row: str(row.traffic.max_tokens)),
     Column("turns", lambda row: str(row.traffic.turns)),
+    Column("at once", lambda row: "-" if row.traffic.at_once is None else str(row.traffic.at_once)),
     Column("done", lambda row: f"{row.num_done}/{row.num_done + row.num_failed}"),
     Column("TTFT p50/p95/p99, ms", lambda row: _percentiles(row.ttft_ms, 0)),
     Column("of first turns", lambda row: _percentiles(row.first_ttft_ms, 0)),
@@ -65,6 +46,9 @@ CLASS_COLUMNS: tuple[Column[ClassRow], ...] = (
     Column("tokens/s", lambda row: f"{row.output_tokens_per_s:.1f}"),
     Column("prompt tokens/s", lambda row: f"{row.prompt_tokens_per_s:.0f}"),
     Column("cached tokens", lambda row: str(row.cached_tokens)),
+    Column("attended", lambda row: tables.number(row.attended_tokens, 0)),
+    Column("hit rate", lambda row: tables.number(row.hit_rate, 3)),
+    Column("MiB moved", lambda row: "-" if row.bytes_moved is None else f"{row.bytes_moved / 2**20:.1f}"),
     Column("goodput, requests/s", lambda row: f"{row.goodput:.2f}"),
 )
 
@@ -120,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=None,
         metavar="N",
-        help="per level (default: 4 times --concurrency)",
+        help="of each length and concurrency (default: 4 times --concurrency)",
     )
     parser.add_argument(
         "--seed", type=int, default=1, metavar="N", help="of the prompts (default: %(default)s)"
@@ -128,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: %(default)s)"
     )
-    traffic = parser.add_argument_group("classes of requests side by side, in place of levels")
+    traffic = parser.add_argument_group("classes of requests side by side, in place of clients in a loop")
     traffic.add_argument(
         "--traffic",
         nargs="+",
@@ -149,107 +133,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api",
         choices=["carrel", "openai"],
         default="carrel",
-        help="openai: any server of OpenAI's API; prompts are text of about as many tokens (with --traffic)",
+        help="openai: any server of OpenAI's API; prompts are text of about as many tokens",
     )
     add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Returns 1 when no request was answered. Raises BenchmarkError."""
-    if options.traffic:
-        return _run_classes(options)
-    levels = levels_of(options)
-    rows, served = asyncio.run(_run(options, levels))
+    rows, served = asyncio.run(_run(options))
     # the machine of the load, which is the server's too where both run on one
     finish(options, "cuda" if shutil.which("nvidia-smi") else "cpu", served, tuple(rows))
     tables.show("serve", COLUMNS, rows, notes(rows))
-    if options.plots:
-        draw(rows, options.plots)
     return 0 if any(row.num_done for row in rows) else 1
 
 
-def _run_classes(options: argparse.Namespace) -> int:
-    rows, served = asyncio.run(_serve_classes(options))
-    finish(options, "cuda" if shutil.which("nvidia-smi") else "cpu", served, tuple(rows))
-    tables.show("serve", CLASS_COLUMNS, rows, class_notes(rows))
-    return 0 if any(row.num_done for row in rows) else 1
-
-
-async def _serve_classes(options: argparse.Namespace) -> tuple[list[ClassRow], dict[str, Any]]:
+async def _run(options: argparse.Namespace) -> tuple[list[ClassRow], dict[str, Any]]:
+    """The rows, and what is served where."""
     key = options.api_key or os.environ.get("CARREL_API_KEY")
     slo, rows = Slo(options.slo_ttft, options.slo_tpot), []
+    rounds = [(policy, *each) for policy in options.policies for each in rounds_of(options)]
     async with LoadClient(options.url, key, options.timeout, options.api == "carrel") as client:
         model = options.model or await client.model()
         served = {"url": options.url, "model": model, "server": await client.about()}
-        counts = [
-            each.turns * len(each.arrivals(options.duration, Random(f"{options.seed}:{each.name}")))
-            for each in options.traffic
-        ]
-        with RunProgress(len(options.policies) * sum(counts)) as progress:
-            for policy in options.policies:
+        with RunProgress(sum(_num_requests(options, each[1], each[2]) for each in rounds)) as progress:
+            for policy, classes, seed in rounds:
                 named = None if policy == SERVER_POLICY else policy
-                level = Level(named, None if policy == "full" else options.budget, 1, 1, 1, 1)
-                progress.doing(policy)
+                asked = Asked(named, None if policy == "full" else options.budget, 1)
+                progress.doing(f"{policy}: {', '.join(each.name for each in classes)}")
+                if not options.traffic:
+                    await _warm_up(client, model, classes[0], asked, seed)
                 rows += await run_traffic(
-                    client,
-                    model,
-                    options.traffic,
-                    level,
-                    options.duration,
-                    str(options.seed),
-                    slo,
-                    progress.advance,
+                    client, model, classes, asked, options.duration, seed, slo, progress.advance
+                )
+                progress.tell(
+                    f"{policy}, {rows[-1].traffic.name}: {rows[-1].output_tokens_per_s:.1f} tokens/s"
                 )
     return rows, served
 
 
-def class_notes(rows: Sequence[ClassRow]) -> Iterable[str]:
+def rounds_of(options: argparse.Namespace) -> list[tuple[list[TrafficClass], str]]:
+    """Classes that run side by side, and the seed of their prompts, one round after the other: those of `--traffic`, or
+    a class of clients for every prompt length and concurrency."""
+    if options.traffic:
+        return [(options.traffic, str(options.seed))]
+    sizes = [(length, at_once) for length in options.prompt_tokens for at_once in options.concurrency]
+    return [
+        (
+            [
+                TrafficClass(
+                    "clients",
+                    length - min(length, options.shared_tokens),
+                    options.max_tokens,
+                    count=options.requests or 4 * at_once,
+                    at_once=at_once,
+                    shared_tokens=min(length, options.shared_tokens),
+                )
+            ],
+            f"{options.seed}:{index}",
+        )
+        for index, (length, at_once) in enumerate(sizes)
+    ]
+
+
+def _num_requests(options: argparse.Namespace, classes: Sequence[TrafficClass], seed: str) -> int:
+    arrivals = (each.arrivals(options.duration, Random(f"{seed}:{each.name}")) for each in classes)
+    return sum(each.turns * len(times) for each, times in zip(classes, arrivals, strict=True))
+
+
+async def _warm_up(client: LoadClient, model: str, each: TrafficClass, asked: Asked, seed: str) -> None:
+    """One request more, so that no round pays for what its first request sets up."""
+    one = replace(each, count=1, at_once=1, max_tokens=min(each.max_tokens, WARM_UP_TOKENS))
+    await run_traffic(client, model, [one], asked, 0.0, f"{seed}:warm-up", Slo(), lambda: None)
+
+
+def notes(rows: Sequence[ClassRow]) -> Iterable[str]:
     """What failed, and what is not timed by tokens."""
     for row in rows:
         if row.num_failed:
             yield f"{row.traffic.name}: {row.num_failed} failed: {row.error}"
         yield from _piece_notes(row.traffic.name, row)
-
-
-def levels_of(options: argparse.Namespace) -> list[Level]:
-    """Every policy with every prompt length and concurrency."""
-    return [
-        Level(
-            None if policy == SERVER_POLICY else policy,
-            None if policy == "full" else options.budget,
-            concurrency,
-            prompt_tokens,
-            options.max_tokens,
-            options.requests or 4 * concurrency,
-            options.shared_tokens,
-        )
-        for policy in options.policies
-        for prompt_tokens in options.prompt_tokens
-        for concurrency in options.concurrency
-    ]
-
-
-async def _run(options: argparse.Namespace, levels: Sequence[Level]) -> tuple[list[ServeRow], dict[str, Any]]:
-    """The rows, and what is served where."""
-    key = options.api_key or os.environ.get("CARREL_API_KEY")
-    rows = []
-    async with LoadClient(options.url, key, options.timeout) as client:
-        model = options.model or await client.model()
-        served = {"url": options.url, "model": model, "server": await client.about()}
-        with RunProgress(sum(level.num_requests for level in levels)) as progress:
-            for index, level in enumerate(levels):
-                progress.doing(str(level))
-                seed = f"{options.seed}:{index}"
-                await run_level(client, model, _warm_up(level), f"{seed}:warm-up", lambda: None)
-                row = await run_level(client, model, level, seed, progress.advance)
-                progress.tell(f"{level}: {row.output_tokens_per_s:.1f} tokens/s")
-                rows.append(row)
-    return rows, served
-
-
-def _warm_up(level: Level) -> Level:
-    """One request more, so that no level pays for what its first request sets up."""
-    return replace(level, concurrency=1, num_requests=1, max_tokens=min(level.max_tokens, WARM_UP_TOKENS))
 
 
 def _percentiles(values: Percentiles | None, digits: int) -> str:
@@ -262,15 +224,7 @@ def _tokens_or_dash(count: int) -> str:
     return tables.tokens(count) if count else "-"
 
 
-def notes(rows: Sequence[ServeRow]) -> Iterable[str]:
-    """What failed, and what is not timed by tokens."""
-    for row in rows:
-        if row.num_failed:
-            yield f"{row.level}: {row.num_failed} failed: {row.error}"
-        yield from _piece_notes(str(row.level), row)
-
-
-def _piece_notes(name: str, row: ClassRow | ServeRow) -> Iterable[str]:
+def _piece_notes(name: str, row: ClassRow) -> Iterable[str]:
     """Of a server that sends several tokens in a piece, or none for a token without text."""
     num_tokens = round(row.output_tokens_per_s * row.duration_s)
     if row.num_pieces is not None and row.num_pieces < LEAST_PIECES * num_tokens:
@@ -281,25 +235,5 @@ def _piece_notes(name: str, row: ClassRow | ServeRow) -> Iterable[str]:
 
 
 def render(content: dict[str, Any]) -> str:
-    if content["rows"] and "traffic" in content["rows"][0]:
-        found = [revive(ClassRow, fields) for fields in content["rows"]]
-        return tables.markdown(CLASS_COLUMNS, found, class_notes(found))
-    rows = [revive(ServeRow, fields) for fields in content["rows"]]
+    rows = [revive(ClassRow, fields) for fields in content["rows"]]
     return tables.markdown(COLUMNS, rows, notes(rows))
-
-
-def draw(rows: Sequence[ServeRow], folder: Path) -> None:
-    throughput: plots.Series = {}
-    ttft: plots.Series = {}
-    tpot: plots.Series = {}
-    for row in rows:
-        name = f"{row.level.policy or 'server'}, {tables.tokens(row.level.prompt_tokens)} tokens"
-        at_once = row.level.concurrency
-        throughput.setdefault(name, []).append((at_once, row.output_tokens_per_s))
-        if row.ttft_ms is not None:
-            ttft.setdefault(name, []).append((at_once, row.ttft_ms.p50))
-        if row.tpot_ms is not None:
-            tpot.setdefault(name, []).append((at_once, row.tpot_ms.p50))
-    plots.lines(folder / "serve_throughput.png", "requests at once", "tokens/s", throughput)
-    plots.lines(folder / "serve_ttft.png", "requests at once", "ms to the first token (p50)", ttft)
-    plots.lines(folder / "serve_tpot.png", "requests at once", "ms a token (p50)", tpot)

@@ -15,7 +15,7 @@ from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient, RequestFailed
-from benchmarks.load.processes import Server, process_gauges
+from benchmarks.load.processes import Server
 from benchmarks.load.questions import questions
 from benchmarks.load.soak import RECOVERY_S, Plan, Soak
 from benchmarks.load.soak_row import Meter, SoakRow, Struck, Waits
@@ -73,14 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[SERVER_POLICY, "full", "snapkv"],
         metavar="NAME",
         help=f"of requests; {SERVER_POLICY} leaves it to the server (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--process",
-        nargs="+",
-        type=_process,
-        default=[],
-        metavar="NAME=PID",
-        help="of the server's processes on this machine, to watch their memory and descriptors",
     )
     parser.add_argument(
         "--server",
@@ -162,8 +154,6 @@ async def _run(options: argparse.Namespace) -> tuple[SoakRow, dict[str, Any]]:
                     # also of one that was silent
                     stats = await asyncio.to_thread(store.wait, store.stub.Stats, pb.StatsRequest(), 5.0)
                     found |= {f"store {name}": float(getattr(stats, name)) for name in STORED}
-            for name, pid in options.process:
-                found |= {f"{name} {what}": value for what, value in process_gauges(pid).items()}
             return found | (server.gauges() if server is not None else {})
 
         def keep(row: SoakRow) -> None:
@@ -190,13 +180,6 @@ def worker_gauges(metrics: str) -> dict[str, float]:
         if (gauge := name.partition("{")[0].removeprefix(WORKER)) in WATCHED and name.startswith(WORKER):
             found[gauge] = float(value)
     return found
-
-
-def _process(text: str) -> tuple[str, int]:
-    name, _, pid = text.partition("=")
-    if not name or not pid.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=PID, such as worker=4711")
-    return name, int(pid)
 
 
 def notes(row: SoakRow) -> Iterable[str]:

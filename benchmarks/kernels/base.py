@@ -14,6 +14,7 @@ from benchmarks.commands.options import Workload
 from benchmarks.figures import Spread
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import COLD_BYTES, in_turn, time_call
+from benchmarks.traces import overlap
 
 MAX_COPIES = 64
 
@@ -39,9 +40,36 @@ class Setting:
         gpu_worker, such as "kernels.top_k"."""
         return load(op, name, module if self.device.type == "cuda" else "reference")
 
-    def both(self, op: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The implementation, and the reference that it is held against."""
-        return self.implementation(op, name), load(op, name)
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def heads(self) -> int:
+        return self.shape.num_kv_heads
+
+    @property
+    def dim(self) -> int:
+        return self.shape.head_dim
+
+    @property
+    def row_bytes(self) -> int:
+        """K and V of a token in one KV head."""
+        return self.shape.row_elements * self.item
+
+    def ints(self, value: int, *size: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.full(size, value, dtype=dtype, device=self.device)
+
+    def seats(self, batch: int) -> Tensor:
+        return torch.arange(batch, device=self.device)
+
+    def uniform(self, *size: int) -> Tensor:
+        return torch.rand(size, device=self.device)
+
+    def floats(self, *size: int) -> Tensor:
+        """Normal in float32, whatever the model's type."""
+        return torch.randn(size, device=self.device)
 
 
 def load(op: str, name: str, module: str = "reference") -> Callable[..., Any]:
@@ -152,15 +180,24 @@ def mismatch(found: Tensor, wanted: Tensor) -> float:
     return float((found != wanted).double().mean())
 
 
-def num_bytes_of(*tensors: Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def missed(found: Tensor, wanted: Tensor) -> float:
+    """Share of the selected positions that the other does not have; both ascending."""
+    return 1 - overlap(wanted, found)
 
 
-def token_counts(setting: Setting, chunk: int = 8192) -> Sequence[int]:
+def tokens(setting: Setting, chunk: int = 8192) -> Sequence[int]:
     """Tokens of a step at every batch, and of a prefill chunk."""
-    return sorted({workload.batch for workload in setting.workloads} | {min(chunk, setting.shape.max_len)})
+    return sorted({*batches(setting), min(chunk, setting.shape.max_len)})
+
+
+def batches(setting: Setting) -> Sequence[int]:
+    return sorted({workload.batch for workload in setting.workloads})
 
 
 def contexts(setting: Setting) -> Sequence[int]:
     """Each length once, for what is done with one prompt at a time."""
     return sorted({workload.context for workload in setting.workloads})
+
+
+def workloads(setting: Setting) -> Sequence[Workload]:
+    return setting.workloads

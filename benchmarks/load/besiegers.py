@@ -23,6 +23,28 @@ ANSWER_S = 60.0
 UNREAD_TOKENS, LEFT_TOKENS = 1000, 200
 WORDS = ["river", "mountain", "window", "letter", "garden", "engine", "silver", "winter", "market", "doctor"]
 
+FIELDS = (
+    *(
+        "prompt",
+        "messages",
+        "max_tokens",
+        "temperature",
+        "stop",
+        "n",
+        "stream",
+        "tools",
+        "carrel",
+        "logprobs",
+    ),
+    *("response_format", "seed", "unknown"),
+)
+# Odd ones: numbers out of range, broken text, long lists, and objects that few fields expect.
+VALUES: tuple[object, ...] = (
+    *(None, True, -1, 2**31, 2**64, -(10**30), 1e300, "\u0000" * 3, 'a\n"\ud800\u202e'),
+    *([], [1] * 20000, ["a"] * 1000, [[None, 0.5]], {}, {"role": {"content": -1}}),
+    *({"type": "json_schema", "schema": []}, {"policy": 2**64}, {"budget": {"\ud83d": "x"}}),
+)
+
 
 @dataclass(frozen=True)
 class Siege:
@@ -189,52 +211,19 @@ class Besiegers:
 
 
 def random_body(rng: random.Random, model: str) -> bytes:
-    """Bytes, JSON of anything, or a request of which one field is anything; short answers where it is one."""
-    kind = rng.randrange(4)
-    if kind == 0:
+    """Bytes, a JSON value, or a short request of which one field has an odd value; some are cut off."""
+    if (kind := rng.randrange(4)) == 0:
         return rng.randbytes(rng.randrange(1, 2000))
-    if kind == 1:
-        return json.dumps(random_value(rng, 4)).encode()
-    body: dict[str, object] = {"model": model, "prompt": "a river", "max_tokens": rng.randrange(1, 3)}
-    if kind == 2:
-        body |= {"messages": [{"role": "user", "content": "a river"}]}
-    fields = (
-        "prompt",
-        "messages",
-        "max_tokens",
-        "temperature",
-        "stop",
-        "n",
-        "stream",
-        "tools",
-        "carrel",
-        "logprobs",
-    )
-    body[rng.choice((*fields, "response_format", "seed", "x" * rng.randrange(1, 9)))] = random_value(rng, 3)
+    body: object = rng.choice(VALUES)
+    if kind > 1:
+        body = {
+            "model": model,
+            "prompt": "a river",
+            "max_tokens": rng.randrange(1, 3),
+            rng.choice(FIELDS): rng.choice(VALUES),
+        }
     text = json.dumps(body).encode()
     return text[: rng.randrange(len(text))] if rng.randrange(8) == 0 else text
-
-
-def random_value(rng: random.Random, depth: int) -> object:
-    """Of JSON, long lists and great numbers among it."""
-    kind = rng.randrange(9 if depth else 6)
-    if kind == 6:
-        return [random_value(rng, depth - 1) for _ in range(rng.randrange(6))]
-    if kind == 7:
-        return [random_value(rng, 0)] * rng.choice((10, 1000, 20000))
-    if kind == 8:
-        names = (
-            "type",
-            "content",
-            "role",
-            "policy",
-            "budget",
-            "schema",
-            "".join(rng.choices("abc\u0000\ud83d", k=3)),
-        )
-        return {rng.choice(names): random_value(rng, depth - 1) for _ in range(rng.randrange(4))}
-    values = (None, rng.random() < 0.5, rng.choice((-1, 0, 2**31, 2**64, -(10**30))), rng.random() * 1e300)
-    return (*values, "\u0000" * 3, "".join(rng.choices('abc \n\\"\ud800\u202e', k=rng.randrange(50))))[kind]
 
 
 def main() -> None:

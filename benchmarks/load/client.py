@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.load.levels import Level, RequestResult
+from benchmarks.load.requests import Asked, RequestResult
 from carrel.sse import achunks, authorization
 
 CONNECT_TIMEOUT_S = 10.0
@@ -85,13 +85,13 @@ class LoadClient:
             raise BenchmarkError(f"{words} words made {len(tokens)} tokens, not {count}")
         return tokens[:count]
 
-    async def complete(self, model: str, prompt: list[int] | str, level: Level) -> RequestResult:
-        """One streamed completion, greedy, of the level's whole length. Raises RequestFailed."""
-        carrel = {"policy": level.policy, "budget": level.budget}
+    async def complete(self, model: str, prompt: list[int] | str, asked: Asked) -> RequestResult:
+        """One streamed completion, greedy, of exactly `max_tokens` tokens. Raises RequestFailed."""
+        carrel = {"policy": asked.policy, "budget": asked.budget}
         body: dict[str, Any] = {
             "model": model,
             "prompt": prompt,
-            "max_tokens": level.max_tokens,
+            "max_tokens": asked.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,

@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.besiegers import Repulse, Siege
 from benchmarks.load.client import LoadClient, RequestFailed
-from benchmarks.load.levels import Percentiles
 from benchmarks.load.questions import Answer, Question
+from benchmarks.load.requests import Percentiles
 
 PAUSE_S = 0.2
 # All that the siege took is free so long after it.

@@ -18,7 +18,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient, RequestFailed
 from benchmarks.load.processes import ROUND, Blow, Server, is_gone
 from benchmarks.load.questions import MARGINS, Answer, Question
-from benchmarks.load.soak_row import Bin, Ending, Meter, Sample, SoakRow, Struck, Waits, Wrong, slopes
+from benchmarks.load.soak_row import Ending, Meter, Sample, SoakRow, Struck, Waits, Wrong
 
 # One request of so many is aborted in mid-answer, one goes on with a session, one has a salt that nobody had.
 ABORTED, IN_SESSION, SALTED = 8, 4, 2
@@ -31,7 +31,6 @@ AGAIN_S, PATIENCE_S = 1.0, 180.0
 RECOVERY_S, MISSED_S = 110.0, 8.0
 # Streams pause for a look at what is left so long before a fault.
 LOOK_S = 45.0
-BINS = 240
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ class Soak:
         self._num_busy = 0
         self._waits: list[Wait] = []
         self._ends: list[tuple[float, float, str]] = []
-        self._answered: list[float] = []
         self._loads: list[float] = []
         self._pauses: list[float] = []
         self.row = SoakRow(plan.num_streams, plan.seconds, len(asked))
@@ -215,7 +213,6 @@ class Soak:
                 continue
             self.row.num_aborted += most is not None
             self.row.num_answered += most is None
-            self._answered.append(self._now)
             if answer.first_at is not None:
                 self._waits.append(Wait(first_asked, answer.first_at - self._begin))
             self._check(index, answer, is_salted, is_whole=most is None)
@@ -247,10 +244,7 @@ class Soak:
             for code, count in Counter(end[2] for end in self._ends).most_common()
         ]
         row.faults = [self._around(fault, now) for fault in row.faults]
-        row.slopes = slopes(row.samples)
         row.load_average = [round(median(self._loads), 2), round(max(self._loads), 2)] if self._loads else []
-        width = max(10.0, self._plan.seconds / BINS)
-        row.bins = [self._bin(begin, begin + width) for begin in _steps(now, width)]
         row.meters = self._meters()
 
     def _around(self, fault: Struck, now: float) -> Struck:
@@ -263,14 +257,6 @@ class Soak:
             before=Waits.of(w.seconds for w in self._waits if w.asked_s > since and w.first_s < fault.at_s),
             during=Waits.of(w.seconds for w in self._waits if w.asked_s <= ready and w.first_s >= fault.at_s),
             after=Waits.of(w.seconds for w in self._waits if w.asked_s > ready and w.first_s < until),
-        )
-
-    def _bin(self, begin: float, end: float) -> Bin:
-        return Bin(
-            round(begin, 1),
-            sum(1 for at in self._answered if begin <= at < end),
-            sum(1 for _, at, _ in self._ends if begin <= at < end),
-            Waits.of(wait.seconds for wait in self._waits if begin <= wait.first_s < end),
         )
 
     def _meters(self) -> list[Meter]:
@@ -288,10 +274,3 @@ class Soak:
 def _until(fault: Struck, now: float) -> float:
     """When a fault was over."""
     return min(now, fault.at_s + RECOVERY_S) if fault.ready_s is None else fault.ready_s
-
-
-def _steps(end: float, width: float) -> Iterator[float]:
-    number = 0
-    while number * width < end:
-        yield number * width
-        number += 1

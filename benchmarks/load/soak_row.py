@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from benchmarks.load.fits import Slope, fit
-from benchmarks.load.processes import DESCRIPTORS, OWN_MIB, PID, PROCESSES
 from benchmarks.load.questions import Question
 
 # Wrong answers that are told one by one.
 MOST_TOLD = 50
-# A process's first seconds: what it loads then is no growth.
-YOUNG_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -94,16 +90,6 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Bin:
-    """Some seconds from at_s on: requests answered and ended by an error, and the first tokens that came."""
-
-    at_s: float
-    num_answered: int
-    num_ended: int
-    first_token: Waits | None
-
-
-@dataclass(frozen=True)
 class Sample:
     """The gauges at one time; is_idle: all streams had paused."""
 
@@ -137,8 +123,6 @@ class SoakRow:
     num_ended: int = 0
     endings: list[Ending] = field(default_factory=list)
     faults: list[Struck] = field(default_factory=list)
-    slopes: list[Slope] = field(default_factory=list)
-    bins: list[Bin] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     load_average: list[float] = field(default_factory=list)
 
@@ -149,33 +133,3 @@ class SoakRow:
             self.wrong.append(wrong)
         earliest = 1.0 if self.first_difference is None else self.first_difference
         self.first_difference = min(earliest, wrong.token / max(1, num_tokens))
-
-
-def slopes(samples: Sequence[Sample]) -> list[Slope]:
-    """Of every gauge: a process's own over each of its lives, what is left when nobody asks over the whole time."""
-    names = dict.fromkeys(name for sample in samples for name in sample.values)
-    owners = {f"{name} {what}": f"{name} {PID}" for name in PROCESSES for what in (OWN_MIB, DESCRIPTORS)}
-    found = []
-    for name in names:
-        if name in owners:
-            lives = _lives(samples, owners[name], name)
-        elif not name.endswith(f" {PID}"):
-            lives = [[(one.at_s, one.values[name]) for one in samples if one.is_idle and name in one.values]]
-        else:
-            continue
-        if (slope := fit(name, lives)) is not None:
-            found.append(slope)
-    return found
-
-
-def _lives(samples: Sequence[Sample], owner: str, name: str) -> list[list[tuple[float, float]]]:
-    """Points of a gauge, by the process that had it, without those of its first seconds."""
-    lives: dict[float, list[tuple[float, float]]] = {}
-    born: dict[float, float] = {}
-    for sample in samples:
-        pid, value = sample.values.get(owner), sample.values.get(name)
-        if pid is None or value is None:
-            continue
-        if sample.at_s - born.setdefault(pid, sample.at_s) >= YOUNG_S:
-            lives.setdefault(pid, []).append((sample.at_s, value))
-    return list(lives.values())

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from benchmarks.load.client import LoadClient, RequestFailed
-from benchmarks.load.levels import Level, Percentiles, RequestResult
+from benchmarks.load.requests import Asked, Percentiles, RequestResult
 
 _SPEC = re.compile(
     r"(?P<name>[\w-]+)=(?:(?P<shared>\d+K?)~)?(?:(?P<opening>\d+K?):)?(?P<prompt>\d+K?)\+(?P<output>\d+)(?:\*(?P<turns>\d+))?"
     r"(?:@(?P<rate>\d+(?:\.\d+)?)|x(?P<count>\d+)(?:/(?P<at_once>\d+))?)"
 )
+
+# Means of `usage.carrel`.
+REPORTED = ("attended_tokens", "hit_rate", "bytes_moved")
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class Slo:
 class ClassRow:
     """What came of one class. gap_ms: between two pieces of a stream, over all streams; gap_p999_ms likewise.
     first_ttft_ms: of first turns, later_ttft_ms: of the others; `ttft_ms` counts both. cached_tokens: of the prompts,
-    as the server tells. num_pieces: of all streams. None: older JSON has it not.
+    as the server reports. num_pieces: of all streams. attended_tokens, hit_rate, bytes_moved: means over requests.
+    None: the server, or older JSON, does not have it.
 
     Throughputs and goodput, requests a second that kept the SLO, are over the whole traffic's duration. error: of the
     first that failed.
@@ -128,22 +132,25 @@ class ClassRow:
     cached_tokens: int = 0
     first_ttft_ms: Percentiles | None = None
     num_pieces: int | None = None
+    attended_tokens: float | None = None
+    hit_rate: float | None = None
+    bytes_moved: float | None = None
 
 
 async def run_traffic(
     client: LoadClient,
     model: str,
     classes: Sequence[TrafficClass],
-    level: Level,
+    asked: Asked,
     seconds: float,
     seed: str,
     slo: Slo,
     answered: Callable[[], None],
 ) -> list[ClassRow]:
-    """All classes at once; ends when every request is answered. level: policy and budget. Prompts are made before the
-    clock starts.
+    """All classes at once; ends when every request is answered.
 
-    Raises BenchmarkError when the server cannot make them; a request that fails is counted.
+    asked: policy and budget; each class has its own length. Prompts are made before the clock starts. Raises
+    BenchmarkError when the server cannot make them; a request that fails is counted.
     """
     results: dict[str, list[list[RequestResult]]] = {
         each.name: [[] for _ in range(each.turns)] for each in classes
@@ -156,9 +163,9 @@ async def run_traffic(
         await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
         async with limit:
             for turn, prompt in enumerate(prompts):
-                asked = replace(level, prompt_tokens=each.num_tokens(turn), max_tokens=each.max_tokens)
+                whole = replace(asked, max_tokens=each.max_tokens)
                 try:
-                    results[each.name][turn].append(await client.complete(model, prompt, asked))
+                    results[each.name][turn].append(await client.complete(model, prompt, whole))
                 except RequestFailed as exc:
                     errors[each.name].append(str(exc))
                     break
@@ -177,7 +184,7 @@ async def run_traffic(
             group.create_task(converse(*arrival))
     duration = time.perf_counter() - begin
     return [
-        _row(each, level.policy, results[each.name], errors[each.name], duration, slo) for each in classes
+        _row(each, asked.policy, results[each.name], errors[each.name], duration, slo) for each in classes
     ]
 
 
@@ -218,7 +225,13 @@ def _row(
         cached_tokens=sum(result.cached_tokens for result in results),
         first_ttft_ms=Percentiles.of(1e3 * result.ttft_s for result in turns[0]),
         num_pieces=sum(result.num_pieces for result in results),
+        **{name: _mean(result.carrel.get(name) for result in results) for name in REPORTED},
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [*_known(values)]
+    return sum(known) / len(known) if known else None
 
 
 def _known(values: Iterable[float | None]) -> Iterable[float]:

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
-from benchmarks.rivals.base import Rival
 
 C = TypeVar("C")
 F = TypeVar("F")
 
-RIVALS = {
-    "carrel full": "benchmarks.rivals.carrel_engine:full",
-    "carrel pqcache": "benchmarks.rivals.carrel_engine:pqcache",
-    "transformers generate": "benchmarks.rivals.transformers_model:generate",
-    "transformers forward": "benchmarks.rivals.transformers_model:forward",
-}
-
 
 @dataclass(frozen=True)
 class RivalSpec:
-    """Where a rival of decode or prefill is made, from a ModelShape and a device, and which cases it gets.
+    """A rival of decode or prefill, and the cases that it gets.
 
+    made_by: its class, made of a ModelShape, a device and `options`. It holds a model with random weights from case to
+    case and alone uses the device of its process. Its `measure(case)` returns figures, and frees all but the weights,
+    also when it fails: with NotMeasurable for a case that it cannot do, or torch.OutOfMemoryError.
     has_policies: one case for every policy and budget, else one of dense attention. max_batch: larger batches are left
     out. max_repeats: of steps or prompts, for a rival that is slow.
     """
 
-    maker: str
+    made_by: str
+    options: Mapping[str, Any] = field(default_factory=dict)
     has_policies: bool = False
     max_batch: int | None = None
     max_repeats: int | None = None
 
     def load(self) -> Callable[..., Any]:
-        return _load(self.maker)
+        module, _, name = self.made_by.partition(":")
+        return partial(getattr(import_module(f"benchmarks.rivals.{module}"), name), **self.options)
 
 
 @dataclass(frozen=True)
@@ -52,36 +50,22 @@ class Contest(Generic[C, F]):
 # what all ratios are to
 BASELINE = "minimal dense"
 _DECODE = {
-    BASELINE: RivalSpec("benchmarks.rivals.minimal_dense:decode"),
-    "weights only": RivalSpec("benchmarks.rivals.minimal_dense:decode_weights"),
-    "carrel": RivalSpec("benchmarks.rivals.carrel_decode:decode", has_policies=True),
-    "transformers": RivalSpec("benchmarks.rivals.transformers_decode:decode", max_batch=1, max_repeats=16),
+    BASELINE: RivalSpec("minimal_dense:MinimalDense"),
+    "weights only": RivalSpec("minimal_dense:MinimalDense", {"has_attention": False}),
+    "carrel": RivalSpec("carrel_decode:CarrelDecode", has_policies=True),
+    "transformers": RivalSpec("transformers_decode:TransformersDecode", max_batch=1, max_repeats=16),
     "transformers offloaded": RivalSpec(
-        "benchmarks.rivals.transformers_decode:decode_offloaded", max_batch=1, max_repeats=4
+        "transformers_decode:TransformersDecode", {"is_offloaded": True}, max_batch=1, max_repeats=4
     ),
 }
+_CARREL = RivalSpec("carrel_prefill:CarrelPrefill", has_policies=True)
 _PREFILL = {
-    BASELINE: RivalSpec("benchmarks.rivals.minimal_dense:prefill"),
-    "carrel": RivalSpec("benchmarks.rivals.carrel_prefill:prefill", has_policies=True),
-    "carrel index on gpu": RivalSpec(
-        "benchmarks.rivals.carrel_prefill:prefill_training_on_gpu", has_policies=True
-    ),
-    "carrel index on cpu": RivalSpec(
-        "benchmarks.rivals.carrel_prefill:prefill_training_in_store", has_policies=True
-    ),
-    "transformers": RivalSpec("benchmarks.rivals.transformers_decode:prefill"),
+    BASELINE: RivalSpec("minimal_dense:MinimalDensePrefill"),
+    "carrel": _CARREL,
+    "carrel index on gpu": replace(_CARREL, options={"index_device": "gpu"}),
+    "carrel index on cpu": replace(_CARREL, options={"index_device": "cpu"}),
+    "transformers": RivalSpec("transformers_decode:TransformersPrefill"),
 }
 DECODE = Contest("decode", _DECODE, DecodeCase, DecodeFigures, DecodeFigures.over)
 PREFILL = Contest("prefill", _PREFILL, PrefillCase, PrefillFigures, PrefillFigures.over)
 CONTESTS: Mapping[str, Contest[Any, Any]] = {contest.name: contest for contest in (DECODE, PREFILL)}
-
-
-def rival(name: str) -> Callable[[str, int], Rival]:
-    """The maker of a rival: model directory and longest context in, loaded rival out."""
-    return _load(RIVALS[name])
-
-
-def _load(path: str) -> Callable[..., Any]:
-    module, _, maker = path.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), maker)
-    return found

@@ -76,7 +76,7 @@ def policies_for(case: DecodeCase | PrefillCase, *given: Policy) -> dict[str, Po
 def running_engine(
     house: House,
     policies: dict[str, Policy],
-    make_prefill: MakePrefill,
+    make_prefill: MakePrefill | None = None,
     *,
     limit: int | None,
     index_device: IndexDevice,

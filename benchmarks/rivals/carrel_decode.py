@@ -20,9 +20,7 @@ from benchmarks.rivals.bare_engine import (
     request_of,
     running_engine,
 )
-from benchmarks.rivals.decode_base import DecodeRival
 from benchmarks.rivals.engine_slots import House
-from benchmarks.rivals.once_compressed import once_compressed
 from benchmarks.rivals.replayed import Replayed
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
@@ -37,11 +35,7 @@ from gpu_worker.state.sequence import Sequence, Status
 LONGEST_INTERVAL = 512
 
 
-def decode(shape: ModelShape, device: torch.device) -> DecodeRival:
-    return CarrelDecode(shape, device)
-
-
-class CarrelDecode(DecodeRival):
+class CarrelDecode:
     """Caches and arena are filled at random, compressed or indexed by the policy; then whole engine steps are timed.
 
     Without a memory limit every sequence has a slot for each token that it attends, and nothing goes to the store.
@@ -58,8 +52,7 @@ class CarrelDecode(DecodeRival):
 
     def _decode(self, case: DecodeCase) -> DecodeFigures:
         replayed = Replayed(case, self._shape, self._device) if case.hit_rate is not None else None
-        found = policies_for(case, replayed.policy) if replayed else policies_for(case)
-        policies = {name: once_compressed(policy) for name, policy in found.items()}
+        policies = policies_for(case, replayed.policy) if replayed else policies_for(case)
         policy = policies[name_of(case)]
         interval = _interval(policy, case)
         num_steps = -(-case.steps // interval) * interval

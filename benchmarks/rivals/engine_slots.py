@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from benchmarks.errors import NotMeasurable
+from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.engine.memory import MemoryPlan
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
@@ -115,7 +116,7 @@ class House:
             default_policy=self.policy.name,
             default_budget=self.budget,
             prefill_chunk=self.prefill_chunk,
-            full_layers=0,
+            layers=LayerMap.with_full(self.shape.num_layers),
             index_device=index_device,
         )
         try:

@@ -14,25 +14,12 @@ from torch import Tensor
 
 from benchmarks.device import default_dtype, limited, peak_bytes
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
-from benchmarks.rivals.decode_base import DecodeRival, PrefillRival
 from benchmarks.rivals.dense_model import Attend, DenseModel
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import time_blocking, time_steps
 
 
-def decode(shape: ModelShape, device: torch.device) -> DecodeRival:
-    return MinimalDense(shape, device)
-
-
-def decode_weights(shape: ModelShape, device: torch.device) -> DecodeRival:
-    return MinimalDense(shape, device, has_attention=False)
-
-
-def prefill(shape: ModelShape, device: torch.device) -> PrefillRival:
-    return MinimalDensePrefill(shape, device)
-
-
-class MinimalDense(DecodeRival):
+class MinimalDense:
     """has_attention: False leaves the attention out, so that only the weights are read."""
 
     def __init__(self, shape: ModelShape, device: torch.device, has_attention: bool = True) -> None:
@@ -80,7 +67,7 @@ class MinimalDense(DecodeRival):
         return attend
 
 
-class MinimalDensePrefill(PrefillRival):
+class MinimalDensePrefill:
     """The whole prompt layer by layer, causal SDPA; nothing is stored, so a second token has no time."""
 
     def __init__(self, shape: ModelShape, device: torch.device) -> None:

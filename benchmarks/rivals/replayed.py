@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase
 from benchmarks.rivals.bare_engine import name_of
 from benchmarks.shapes import ModelShape
-from benchmarks.traces import RecordedTrace, SelectionTrace, WindowTrace
+from benchmarks.traces import WindowTrace
 from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
@@ -59,33 +58,24 @@ class Replayed:
             )
         self._case, self._shape, self._device = case, shape, device
         assert case.budget_tokens is not None
-        self._plain, with_trace = REPLAYED[name_of(case)]
-        self._num_selected = self._selected_by(case.budget_tokens)
+        plain, with_trace = REPLAYED[name_of(case)]
+        self._num_selected = plain.plan(case.context, case.budget_tokens).num_selected or 0
         buckets = Buckets(is_exact=device.type != "cuda")
         # Nothing is selected until all are there. What pads the batch selects nothing, ever.
         rows, width = buckets.lanes(case.batch), buckets.width(self._num_selected)
         size = (shape.num_layers, rows, shape.num_kv_heads, width)
         self._traced = torch.full(size, -1, dtype=torch.int64, device=device)
         self.policy = with_trace(traced=self._traced)
-        self._recorded = None if case.trace is None else self._load(Path(case.trace))
-
-    def _load(self, path: Path) -> RecordedTrace:
-        case, recorded = self._case, RecordedTrace.load(path, self._device)
-        wanted = recorded.num_selected
-        if self._num_selected != wanted:
-            budgets = range(2, case.context)
-            fits = (tokens for tokens in budgets if self._selected_by(tokens) == wanted)
-            raise NotMeasurable(
-                f"the trace selects {wanted} positions, a budget of {case.budget_tokens} tokens selects "
-                f"{self._num_selected}; --budget {next(fits, 'N')} would fit"
-            )
-        return recorded
 
     def prepare(self, running: Sequence[EngineSequence]) -> Callable[[int], None]:
         """Start to replay; the function writes the selection of step i, which is to be called before it."""
+        case, num_heads = self._case, self._shape.num_kv_heads
+        assert case.hit_rate is not None
         candidates = range(running[0].plan.num_sink, running[0].window_begin - 1)
-        trace = self._trace(candidates)
-        selected = self._traced[:, : self._case.batch, :, : self._num_selected]
+        trace = WindowTrace(
+            case.batch, num_heads, candidates, self._num_selected, case.hit_rate, self._device
+        )
+        selected = self._traced[:, : case.batch, :, : self._num_selected]
         count = 0
 
         def before(_: int) -> None:
@@ -95,14 +85,3 @@ class Replayed:
             count += 1
 
         return before
-
-    def _trace(self, candidates: range) -> SelectionTrace:
-        case = self._case
-        if self._recorded is not None:
-            return self._recorded.at(case.context, candidates)
-        assert case.hit_rate is not None
-        num_heads, num_selected = self._shape.num_kv_heads, self._num_selected
-        return WindowTrace(case.batch, num_heads, candidates, num_selected, case.hit_rate, self._device)
-
-    def _selected_by(self, budget_tokens: int) -> int:
-        return self._plain.plan(self._case.context, budget_tokens).num_selected or 0

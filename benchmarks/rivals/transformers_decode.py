@@ -13,21 +13,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from benchmarks.device import default_dtype, limited, peak_bytes
 from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
-from benchmarks.rivals.decode_base import DecodeRival, PrefillRival
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import time_blocking
-
-
-def decode(shape: ModelShape, device: torch.device) -> DecodeRival:
-    return TransformersDecode(shape, device)
-
-
-def decode_offloaded(shape: ModelShape, device: torch.device) -> DecodeRival:
-    return TransformersDecode(shape, device, is_offloaded=True)
-
-
-def prefill(shape: ModelShape, device: torch.device) -> PrefillRival:
-    return TransformersPrefill(shape, device)
 
 
 def random_model(shape: ModelShape, device: torch.device, max_len: int) -> Any:
@@ -40,7 +27,7 @@ def random_model(shape: ModelShape, device: torch.device, max_len: int) -> Any:
     return model.to(device).eval()
 
 
-class TransformersDecode(DecodeRival):
+class TransformersDecode:
     """Forward calls behind a DynamicCache. is_offloaded: its layers lie in host memory, and come one ahead of need."""
 
     def __init__(self, shape: ModelShape, device: torch.device, is_offloaded: bool = False) -> None:
@@ -91,7 +78,7 @@ class TransformersDecode(DecodeRival):
         return cache
 
 
-class TransformersPrefill(PrefillRival):
+class TransformersPrefill:
     """One forward call over the whole prompt into an empty DynamicCache, then one decode step."""
 
     def __init__(self, shape: ModelShape, device: torch.device) -> None:

@@ -56,7 +56,8 @@ class Gateway:
         # Serve calls it when all its own requests are done; those of chat gRPC are counted by admission alone
         if not hasattr(self, "_tasks"):
             return
-        await self._service.admission.drain(self._config.shutdown_timeout_s)
+        if not await self._service.admission.drain(self._config.shutdown_timeout_s, asyncio.Event()):
+            self._service.admission.cut_off()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from carrel.process.options import OptionError, option, words
+from carrel.process.options import OptionError, option
 from carrel.process.settings import Resolved, resolve
 from carrel.serve.model import find_model
+from gateway.auth import api_keys
 from gateway.config import GatewayConfig, GatewayOptions
 from gpu_worker.config import WorkerOptions
 from kv_store.config import StoreOptions
@@ -90,8 +91,12 @@ def gateway_config(options: ClusterOptions, environment: Mapping[str, str]) -> G
     Raises OptionError when there is no key and the API was not opened explicitly: Serve's proxies decide where they
     listen, so no address makes that safe here.
     """
-    api_keys = words(environment.get("CARREL_API_KEY", ""))
-    if not api_keys and not options.allow_open:
+    text = environment.get("CARREL_API_KEY", "")
+    try:
+        keys = api_keys(text) if text else ()
+    except ValueError as exc:
+        raise OptionError(f"CARREL_API_KEY {exc}") from exc
+    if not keys and not options.allow_open:
         raise OptionError(
             "no API key: set CARREL_API_KEY in the environment of the head node before `ray start`, or set "
             "--allow-open to serve everyone who reaches Serve's proxies"
@@ -103,7 +108,7 @@ def gateway_config(options: ClusterOptions, environment: Mapping[str, str]) -> G
         worker="unix:cluster",
         host=options.grpc_host,
         port=0,
-        api_keys=api_keys,
+        api_keys=keys,
         no_warmup=options.no_warmup,
     )
 

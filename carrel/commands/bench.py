@@ -10,7 +10,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from carrel.errors import CarrelError
@@ -19,11 +18,8 @@ from carrel.process.version import CHECKOUT
 BENCHMARKS = {
     "decode": "decode step, throughput, memory and bytes moved, beside the minimal dense loop",
     "prefill": "time to the first and second token of a long prompt",
-    "hitrate": "how often the hot cache hits on real text, by its size",
-    "gather": "random rows from host memory to the GPU",
     "kernels": "every GPU kernel against its bytes and PyTorch",
     "gateway": "processor time that the gateway takes for requests and tokens",
-    "nodes": "two Ray nodes beside one, on this machine; routing with and without affinity",
     "serve": "load on a running server",
     "soak": "many mixed streams for minutes: answers as those alone, and nothing grows",
     "siege": "an honest client among thousands that send random bodies, stall, never read or leave",
@@ -33,9 +29,7 @@ LIBRARIES = {
     "serve": ("httpx",),
     "siege": ("httpx", "psutil"),
     "soak": ("httpx", "psutil"),
-    "hitrate": ("torch", "tokenizers"),
     "gateway": ("httpx", "psutil", "tokenizers"),
-    "nodes": ("ray", "httpx", "psutil"),
 }
 OTHER_LIBRARIES = ("torch",)
 
@@ -52,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "benchmarks:",
             *(f"  {name:<{width}}{summary}" for name, summary in BENCHMARKS.items()),
             "",
-            "Each has --json FILE and --plots DIR; `carrel bench NAME --help` lists its other options.",
+            "Each has --json FILE; `carrel bench NAME --help` lists its other options.",
         ]
     )
     parser.add_argument("benchmark", choices=list(BENCHMARKS), metavar="NAME", help=", ".join(BENCHMARKS))
@@ -63,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The benchmark's exit code. Raises MissingBenchmarkError."""
-    check(arguments.benchmark, arguments.options, CHECKOUT)
+    check(arguments.benchmark, CHECKOUT)
     path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
     # -P: a folder of the same name where the user stands is not taken for ours
     command = [sys.executable, "-P", "-m", "benchmarks", arguments.benchmark, *arguments.options]
@@ -76,16 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
             continue
 
 
-def check(benchmark: str, options: Sequence[str], checkout: Path) -> None:
+def check(benchmark: str, checkout: Path) -> None:
     """Raises MissingBenchmarkError that says what to install."""
     if not (checkout / "benchmarks" / "__main__.py").is_file():
         raise MissingBenchmarkError(
             f"there is no benchmarks/ folder in {checkout}: they are not part of the installed package, "
             "run `carrel bench` from a checkout of the source"
         )
-    wanted = [*LIBRARIES.get(benchmark, OTHER_LIBRARIES)]
-    if any(option.split("=")[0] == "--plots" for option in options):
-        wanted.append("matplotlib")
+    wanted = LIBRARIES.get(benchmark, OTHER_LIBRARIES)
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingBenchmarkError(

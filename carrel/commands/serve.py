@@ -14,7 +14,8 @@ from carrel.process.log_lines import is_json
 from carrel.process.settings import ignored_variables, read
 from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
-from carrel.serve.children import Endpoints, child_environment, child_specs
+from carrel.serve.checks import run_checks
+from carrel.serve.children import Endpoints, check_specs, child_environment, child_specs
 from carrel.serve.display import create_display
 from carrel.serve.model import check_hub_model, find_model
 from carrel.serve.options import ServeOptions
@@ -60,5 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         texts = {**resolved.texts, "log_format": "json" if as_json else "text"}
         specs = child_specs(model, texts, endpoints)
+        run_checks(check_specs(model, texts, endpoints), environment)
         supervisor = Supervisor(display, environment, RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,13 +28,18 @@ from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
 
 STORE, WORKER, GATEWAY = "store", "worker", "gateway"
-STORE_START_S = 180.0
+# above the store's own limits, two tries of Ray and its actor: its own message names the cause
+STORE_START_S = 600.0
 # a large model may have to be downloaded and read first
 WORKER_START_S = 3600.0
 GATEWAY_START_S = 180.0
 STOP_S = 20.0
+# at a second signal the gateway ends its streams with an error, for which clients have two seconds
+HURRY_S = 4.0
 PROBE_TIMEOUT_S = 1.0
 PROBE_INTERVAL_S = 0.25
+# in the commands
+MODULE_PLACE = 3
 T = TypeVar("T")
 
 
@@ -79,6 +84,19 @@ def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> t
         store_spec(texts, endpoints, worker.hang_timeout_s),
         worker,
         gateway_spec(model, texts, endpoints, worker.hang_timeout_s),
+    )
+
+
+def check_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> tuple[ChildSpec, ...]:
+    """Programs with the options of the three processes that end with 2, and a reason, where those would."""
+    checks = {
+        "kv_store.check": store_spec(texts, endpoints),
+        "gpu_worker.engine": worker_spec(model, texts, endpoints),
+        "gateway.check": gateway_spec(model, texts, endpoints),
+    }
+    return tuple(
+        replace(spec, argv=(*spec.argv[:MODULE_PLACE], module, *spec.argv[MODULE_PLACE + 1 :]))
+        for module, spec in checks.items()
     )
 
 
@@ -152,6 +170,7 @@ def gateway_spec(
         loss="the clients' connections, and their requests",
         hang_timeout_s=hang_timeout_s,
         answers=http_answers(endpoints.client),
+        hurry_timeout_s=HURRY_S,
     )
 
 

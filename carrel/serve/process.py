@@ -33,7 +33,8 @@ class ChildSpec:
 
     `loss` names what its death costs; `clean` removes the files that it leaves when it is killed. When it serves and
     `is_ready`, or `answers` where it has one, then fails for `hang_timeout_s`, it has hung; 0: it is not asked.
-    `death_signal` is what it gets when the supervisor is killed.
+    `death_signal` is what it gets when the supervisor is killed. When a stop is hurried, it gets a second SIGTERM and
+    `hurry_timeout_s` to end what clients are being sent.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ChildSpec:
     hang_timeout_s: float = 0.0
     answers: Callable[[], bool] | None = None
     death_signal: int = signal.SIGKILL
+    hurry_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from carrel.errors import ChildError
 from carrel.process.events import Output, Progress, Status, parse_event
+from carrel.serve.checks import UNUSABLE_EXIT_CODE
 from carrel.serve.display import Display
 from carrel.serve.hang_watch import HangWatch
 from carrel.serve.orphans import adopting_orphans, end_orphans
@@ -113,7 +115,11 @@ class Supervisor:
         for child in list(self._children):
             code = child.exit_code()
             if code is not None:
-                self._lose(child, f"{child.name} ended with {describe_exit(code)}", 2 if code == 2 else 1)
+                self._lose(
+                    child,
+                    f"{child.name} ended with {describe_exit(code)}",
+                    code if code == UNUSABLE_EXIT_CODE else 1,
+                )
             elif child.name in self._watches and self._watches[child.name].has_hung:
                 child.kill()
                 self._lose(
@@ -130,6 +136,9 @@ class Supervisor:
         if (watch := self._watches.pop(child.name, None)) is not None:
             watch.stop()
         self._restarting.discard(child.name)
+        if exit_code == UNUSABLE_EXIT_CODE and not self._is_serving and lines:
+            # its last line says what it cannot use, and what to do
+            reason, lines = f"{reason}: {lines[-1]}", lines[:-1]
         if not self._is_serving or not self._restarts.policy.limit:
             raise ChildError(reason, lines, exit_code)
         restart = self._restarts.grant(child.name)
@@ -206,8 +215,22 @@ class Supervisor:
             for child in reversed(self._children):
                 self._stop(child)
         except HardStop:
+            self._hurry()
             return HARD_STOP_EXIT_CODE
         return 0
+
+    def _hurry(self) -> None:
+        """Give the children that may end clients' answers a moment for it; one more signal ends that too."""
+        began = time.monotonic()
+        hurried = [child for child in self._children if child.spec.hurry_timeout_s]
+        for child in hurried:
+            child.terminate()
+        with contextlib.suppress(HardStop):
+            while any(
+                child.exit_code() is None and time.monotonic() < began + child.spec.hurry_timeout_s
+                for child in hurried
+            ):
+                self._pump()
 
     def _stop(self, child: Child) -> None:
         child.terminate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +23,7 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
+from gateway.heavy_work import CallerWork
 from gateway.rest.errors import error_body, error_response, internal_error_body
 from gateway.rest.long_json import long_json
 from gateway.rest.schemas import StreamOptions
@@ -43,6 +43,8 @@ CARREL_FIELDS = (
 TIMING_FIELDS = ("queue_ms", "prefill_ms", "index_wait_ms", "decode_ms")
 # of an answer or an event, that take longer to write than an event loop should be held up
 MANY_VALUES = 4096
+# about what writing one of them costs, in characters of other work
+VALUE_CHARS = 8
 
 
 @dataclass
@@ -157,11 +159,13 @@ class AnswerWriter:
         generation: Generation,
         choice_format: ChoiceFormat,
         options: StreamOptions,
+        work: CallerWork,
         returns_ids: bool = False,
     ) -> None:
         self._generation = generation
         self._format = choice_format
         self._options = options
+        self._work = work
         self._returns_ids = returns_ids
         self._begun: set[int] = set()
         self._num_prompt_tokens = 0
@@ -184,8 +188,8 @@ class AnswerWriter:
 
     async def frames(self, event: Event) -> bytes:
         match event:
-            case TextDelta() if num_values(event) > MANY_VALUES:
-                return await asyncio.to_thread(self._long_frames, event)
+            case TextDelta() if (count := num_values(event)) > MANY_VALUES:
+                return await self._work.answer(count * VALUE_CHARS, self._long_frames, event)
         return b"".join(frame(chunk) for chunk in self.chunks(event))
 
     def _long_frames(self, event: Event) -> bytes:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.attention import picture
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, ServiceError
 from gateway.rest.documentation import Operation
@@ -32,21 +30,30 @@ class AttentionEndpoints:
     async def watch(self, request: Request) -> Response:
         """What a request that asked with `carrel.attention` attends, by its id: server-sent events until it ends, or
         with `stream=false` the newest one; of the KV head `head` and the layer `layer`, or the mean over them."""
-        view = self._service.attention.get(request.state.caller, str(request.path_params["request_id"]))
+        caller, views = request.state.caller, self._service.attention
+        view = views.get(caller, str(request.path_params["request_id"]))
         layer, head = _number(request, "layer"), _number(request, "head")
+        work = self._service.work.of(caller)
 
-        async def pictures() -> AsyncGenerator[dict[str, Any], None]:
-            async with aclosing(view.sights()) as sights:
-                async for sight in sights:
-                    yield picture(view, sight, layer, head)
+        async def pictures() -> AsyncGenerator[bytes, None]:
+            with views.readers.held(caller):
+                async with aclosing(view.sights()) as sights:
+                    async for sight in sights:
+                        yield await view.pictures.draw(sight, layer, head, work)
 
         match request.query_params.get("stream", "true"):
             case "true":
+                feed = Feed(pictures())
+                # it begins: a refusal has its own status
+                await feed.wait(0)
+                feed.check()
                 timeout_s = self._config.request_timeout_s
-                return EventStream(Feed(pictures()), Frames(), self._config.heartbeat_s, timeout_s)
+                return EventStream(feed, Frames(), self._config.heartbeat_s, timeout_s)
             case "false":
-                newest = None if view.latest is None else picture(view, view.latest, layer, head)
-                return JSONResponse({"object": "attention", "id": view.request_id, **(newest or {})})
+                if view.latest is None:
+                    return JSONResponse({"object": "attention", "id": view.request_id})
+                newest = await view.pictures.draw(view.latest, layer, head, work)
+                return Response(newest, media_type=JSONResponse.media_type)
         raise InvalidRequest("stream is true or false.", "stream")
 
 
@@ -55,8 +62,8 @@ class Frames:
 
     end = b"data: [DONE]\n\n"
 
-    async def frames(self, event: dict[str, Any]) -> bytes:
-        return frame(event)
+    async def frames(self, event: bytes) -> bytes:
+        return b"data: %b\n\n" % event
 
     def failed(self, error: ServiceError | None) -> bytes:
         """What is said of an error, None for a bug."""

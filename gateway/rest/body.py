@@ -16,10 +16,9 @@ from carrel.process.request_context import rename_request
 from gateway.body_limits import BodyLimit, BodyLimits
 from gateway.errors import InvalidRequest, SlowBody
 from gateway.rest.fields import NOT_DONE
-from gateway.rest.parsing import parse
+from gateway.rest.parsing import look, parse
 from gateway.rest.schemas import AnswerBody, Body
 
-BODY_TIMEOUT_S = 60.0
 MAX_ERRORS = 10
 MANY_ERRORS = 1000
 MAX_ERROR_CHARS = 200
@@ -63,17 +62,20 @@ async def read_body(request: Request, kind: type[B], limits: BodyLimits) -> B:
             f"A body with 'Content-Encoding: {encoding[:MAX_TOLD_CHARS]}' is not unpacked: send it as it is."
         )
     limit = await limits.now()
-    raw = await _read(request, limit)
-    async with limits.turn:
-        try:
-            return kind.model_validate(await parse(raw, limit.max_token_ids))
-        except ValidationError as exc:
-            raise _invalid(exc) from exc
-        except ValueError as exc:
-            raise InvalidRequest(f"Invalid JSON: {exc}") from exc
-        finally:
-            # what becomes of it, and the next body, have turns of their own
-            await asyncio.sleep(0)
+    async with limits.room.taken(_owner(request), _max_bytes(request, limit)):
+        raw = await _read(request, limit, limits.timeout_s)
+        caller = request.state.caller
+        looked = await look(raw, limit.max_token_ids, limits.work.of(caller))
+        async with limits.turns.turn(caller, len(raw)):
+            try:
+                return kind.model_validate(await parse(raw, limit.max_token_ids, looked))
+            except ValidationError as exc:
+                raise _invalid(exc) from exc
+            except ValueError as exc:
+                raise InvalidRequest(f"Invalid JSON: {exc}") from exc
+            finally:
+                # what becomes of it, and the next body, have turns of their own
+                await asyncio.sleep(0)
 
 
 async def read_asked(request: Request, kind: type[A], limits: BodyLimits) -> A:
@@ -87,19 +89,32 @@ async def read_asked(request: Request, kind: type[A], limits: BodyLimits) -> A:
     return body
 
 
-async def _read(request: Request, limit: BodyLimit) -> bytes:
+def _owner(request: Request) -> bytes:
+    """The caller, or the client's address where the API is open."""
+    caller: bytes = request.state.caller
+    return caller or (request.client.host.encode() if request.client else b"")
+
+
+def _max_bytes(request: Request, limit: BodyLimit) -> int:
+    """The length that the request declares; of one in chunks the most that is read. Raises what `excess` is."""
     length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit.max_bytes):
+    if not length.isascii() or not length.isdigit():
+        return limit.max_bytes
+    if len(length) > 18 or int(length) > limit.max_bytes:
         raise limit.excess()
+    return int(length)
+
+
+async def _read(request: Request, limit: BodyLimit, timeout_s: float) -> bytes:
     raw = bytearray()
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
                 raw += chunk
                 if len(raw) > limit.max_bytes:
                     raise limit.excess()
     except TimeoutError as exc:
-        raise SlowBody(f"The request body did not arrive within {BODY_TIMEOUT_S:g} s.") from exc
+        raise SlowBody(timeout_s) from exc
     # some editors and shells write it first in a file
     return bytes(raw.removeprefix(BOM_UTF8))
 

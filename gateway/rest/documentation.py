@@ -52,8 +52,10 @@ def documentation(operations: Sequence[Operation], root_path: str = "") -> list[
     """The two routes that show these."""
     document = openapi(operations) | ({"servers": [{"url": root_path}]} if root_path else {})
 
+    written = bytes(JSONResponse(document).body)
+
     async def show_document(request: Request) -> Response:
-        return JSONResponse(document)
+        return Response(written, media_type=JSONResponse.media_type)
 
     return [Route("/openapi.json", show_document), page_route(DOCS_PATH, PAGE)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -12,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest
 from gateway.exchange import Generation
-from gateway.rest.answer import AnswerWriter, ChoiceFormat
+from gateway.rest.answer import VALUE_CHARS, AnswerWriter, ChoiceFormat
 from gateway.rest.answers import (
     ChatAnswer,
     CompletionAnswer,
@@ -104,7 +103,8 @@ class Endpoints:
         told = {"tokens": tokens, "count": len(tokens), "max_model_len": info.max_model_len}
         if body.return_token_strs:
             told["token_strs"] = await self._service.token_names(tokens, caller)
-        return await asyncio.to_thread(LongJSONResponse, told)
+        size = len(tokens) * VALUE_CHARS
+        return await self._service.work.answer(caller, size, LongJSONResponse, told)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, without special tokens."""
@@ -134,5 +134,7 @@ class Endpoints:
         self, request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat
     ) -> Response:
         options = body.stream_options or StreamOptions()
-        writer = AnswerWriter(generation, choice_format, options, bool(body.return_token_ids))
-        return await reply(request, generation, writer, bool(body.stream), self._config)
+        work = self._service.work
+        returns_ids = bool(body.return_token_ids)
+        writer = AnswerWriter(generation, choice_format, options, work.of(request.state.caller), returns_ids)
+        return await reply(request, generation, writer, bool(body.stream), self._config, work)

@@ -9,13 +9,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import TRACEPARENT, read_traceparent
-from gateway.auth import KeyRing
+from gateway.auth import KeyRing, only
 from gateway.errors import Unauthorized
 from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
 from gateway.rest.page import PATH as PAGE_PATH
 from gateway.rest.refusals import refusal
+from gateway.rest.seats import Seat
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
 # for a key themselves.
@@ -82,14 +83,18 @@ class AuthMiddleware:
         if is_guarded:
             headers = Headers(scope=scope)
             # Anthropic's clients send the key alone
-            key = headers.get("x-api-key")
-            named = f"Bearer {key}" if key is not None else None
-            caller = self._keys.caller(headers.get("authorization", named))
+            alone = [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+            caller = self._keys.caller(only(headers.getlist("authorization") or alone))
             if caller is None:
                 self._metrics.count_rejected(error := Unauthorized())
                 await refusal(scope, error)(scope, receive, send)
                 return
-            scope.setdefault("state", {})["caller"] = caller
+            state = scope.setdefault("state", {})
+            state["caller"] = caller
+            # Ray Serve's proxies have connections of their own
+            seat: Seat | None = state.get("seat")
+            if caller and seat is not None:
+                seat.belong(caller)
             send = self._telling(caller, send)
         await self._app(scope, receive, send)
 

@@ -15,10 +15,11 @@ from pydantic_core import from_json
 
 from carrel.process.request_limits import MAX_UINT32
 from gateway.errors import InvalidRequest
+from gateway.heavy_work import CallerWork
 from gateway.json_limits import MAX_VALUES, check_count, check_json
 from gateway.json_text import without_halves
 
-# its count takes turns with the event loop
+# a larger body is counted in a thread
 LARGE_BYTES = 2**20
 # that may be lists of token ids; below so many bytes each is parsed with the rest
 FIELDS = ("prompt", "tokens")
@@ -39,17 +40,30 @@ class Place:
     end: int
 
 
-async def parse(raw: bytes, max_token_ids: int) -> Any:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """How many values a body has, and where its long lists are."""
+
+    num_values: int
+    places: list[Place]
+
+
+async def look(raw: bytes, max_token_ids: int, work: CallerWork) -> Looked | None:
+    """Count what `parse` would make of a large body, in a thread; None for any other. Raises TooLarge, TooManyRequests
+    and Overloaded."""
+    if len(raw) <= LARGE_BYTES:
+        return None
+    return await work.run(len(raw), _look, raw, max_token_ids)
+
+
+async def parse(raw: bytes, max_token_ids: int, looked: Looked | None) -> Any:
     """As `read_json` has it, with arrays for long lists of token ids. Raises TooLarge, InvalidRequest for a long list
     of anything else where these may be, and ValueError for what is no JSON."""
-    if len(raw) > LARGE_BYTES:
-        num_values, places = await asyncio.to_thread(_look, raw, max_token_ids)
-    else:
-        num_values, places = _look(raw, max_token_ids)
+    looked = looked or _look(raw, max_token_ids)
     # by numbers that a client cannot guess; a text might be the name of a field, where JSON has no list
     lists: dict[int, array[int]] = {}
     rest, at, others = [], 0, []
-    for place in places:
+    for place in looked.places:
         token_ids = await _token_ids(raw[place.begin + 1 : place.end])
         if token_ids is None:
             others.append(place.field)
@@ -58,7 +72,7 @@ async def parse(raw: bytes, max_token_ids: int) -> Any:
         lists[number] = token_ids
         rest += [raw[at : place.begin], b" %d " % number]
         at = place.end + 1
-    num_others = num_values - sum(map(len, lists.values()))
+    num_others = looked.num_values - sum(map(len, lists.values()))
     if num_others > MAX_VALUES and others:
         raise InvalidRequest(f"{others[0]} is long, and not all of it are {IDS}.", others[0])
     check_count(num_others, f"values beside {' and '.join(FIELDS)}", MAX_VALUES)
@@ -73,9 +87,9 @@ async def parse(raw: bytes, max_token_ids: int) -> Any:
     return parsed
 
 
-def _look(raw: bytes, max_token_ids: int) -> tuple[int, list[Place]]:
-    """How many values there are, and where long lists are. Raises TooLarge."""
-    return check_json(raw, max_token_ids), list(_long_lists(raw))
+def _look(raw: bytes, max_token_ids: int) -> Looked:
+    """Raises TooLarge."""
+    return Looked(check_json(raw, max_token_ids), list(_long_lists(raw)))
 
 
 def _long_lists(raw: bytes) -> Iterator[Place]:

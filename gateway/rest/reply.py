@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -11,7 +10,8 @@ from starlette.responses import Response
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.exchange import Event, Generation
-from gateway.rest.answer import MANY_VALUES, Answer, collect, num_values
+from gateway.heavy_work import HeavyWork
+from gateway.rest.answer import MANY_VALUES, VALUE_CHARS, Answer, collect, num_values
 from gateway.rest.feed import Feed, while_connected
 from gateway.rest.long_json import LongJSONResponse
 from gateway.rest.sse import EventStream, StreamWriter
@@ -31,14 +31,19 @@ class ReplyWriter(StreamWriter[Event], Protocol):
 
 
 async def reply(
-    request: Request, generation: Generation, writer: ReplyWriter, is_stream: bool, config: GatewayConfig
+    request: Request,
+    generation: Generation,
+    writer: ReplyWriter,
+    is_stream: bool,
+    config: GatewayConfig,
+    work: HeavyWork,
 ) -> Response:
     """Raises what the service raises, ClientGone too; once a stream has begun it says so itself."""
     if not is_stream:
         answer = await while_connected(request.receive, collect(generation.events))
-        if sum(map(num_values, answer.choices)) > MANY_VALUES:
+        if (count := sum(map(num_values, answer.choices))) > MANY_VALUES:
             # others' streams go on meanwhile
-            return await asyncio.to_thread(_whole, writer, answer)
+            return await work.answer(request.state.caller, count * VALUE_CHARS, _whole, writer, answer)
         return _whole(writer, answer)
     feed = Feed(generation.events)
     try:

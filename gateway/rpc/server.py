@@ -18,6 +18,7 @@ from gateway.errors import ConfigError, Unauthorized
 from gateway.metrics import Metrics
 from gateway.rpc.decoding import DecodeInterceptor
 from gateway.rpc.errors import abort
+from gateway.rpc.messages import MAX_MESSAGE_BYTES, MessageInterceptor, shown_key
 from gateway.rpc.servicer import ChatServicer
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
@@ -31,20 +32,20 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, keys: KeyRing, metrics: Metrics) -> None:
         self._keys = keys
 
-        async def refuse(request: Any, context: grpc.aio.ServicerContext) -> None:
+        async def refuse(messages: Any, context: grpc.aio.ServicerContext) -> None:
             metrics.count_rejected(error := Unauthorized())
             await abort(context, error)
 
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+        # one of a stream waits for no message
+        self._refusal = grpc.stream_stream_rpc_method_handler(refuse)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        metadata: dict[str, str] = dict(handler_call_details.invocation_metadata or ())  # type: ignore[arg-type]
         is_open = handler_call_details.method.startswith(HEALTH_PREFIX)
-        if is_open or self._keys.caller(metadata.get("authorization")) is not None:
+        if is_open or self._keys.caller(shown_key(handler_call_details.invocation_metadata)) is not None:
             return await continuation(handler_call_details)
         return self._refusal
 
@@ -54,8 +55,6 @@ CHAT = CHAT_SERVICE.full_name
 HEALTH_INTERVAL_S = 2.0
 # streams of health at once, which need no key
 MAX_WATCHES = 64
-# gRPC's own default
-MAX_MESSAGE_BYTES = 4 * 2**20
 # a connection without a call is closed after this, and one whose client does not answer is found
 IDLE_MS = 60_000
 
@@ -91,7 +90,11 @@ class ChatServer:
         self._service = service
         keys = service.keys
         self._server = grpc.aio.server(
-            interceptors=[AuthInterceptor(keys, service.metrics), DecodeInterceptor(CHAT_SERVICE)],
+            interceptors=[
+                AuthInterceptor(keys, service.metrics),
+                MessageInterceptor(keys, service.bodies),
+                DecodeInterceptor(CHAT_SERVICE, keys, service.bodies.turns),
+            ],
             options=[
                 ("grpc.so_reuseport", 0),
                 (
@@ -100,6 +103,9 @@ class ChatServer:
                 ),
                 # of one connection; the last of them are told that the server is full
                 ("grpc.max_concurrent_streams", config.max_concurrent + MAX_WATCHES),
+                # what comes before a message is asked for is 64 KiB of a call, and not as much as the network carries
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_allowed_incoming_connections", config.grpc_connection_limit),
                 ("grpc.server_handshake_timeout_ms", round(min(config.header_timeout_s, 3600.0) * 1000)),
                 ("grpc.max_connection_idle_ms", IDLE_MS),
                 ("grpc.keepalive_time_ms", IDLE_MS),

@@ -16,6 +16,7 @@ from gateway.errors import ServiceError
 from gateway.exchange import public_id
 from gateway.rpc.converters import ChatEvents, read_chat
 from gateway.rpc.errors import INTERNAL, abort, error_event
+from gateway.rpc.messages import shown_key
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
@@ -56,9 +57,8 @@ class ChatServicer(chat_pb2_grpc.ChatServicer):
     ) -> AsyncGenerator[chat_pb2.ChatEvent, None]:
         has_begun = False
         try:
-            metadata: dict[str, str] = dict(context.invocation_metadata() or ())
             # Calls without a valid key do not come this far.
-            caller = self._keys.caller(metadata.get("authorization")) or b""
+            caller = self._keys.caller(shown_key(context.invocation_metadata())) or b""
             with self._service.metrics.counting_refusals():
                 generation = self._service.chat(read_chat(request, caller))
             events = ChatEvents(generation.request_id, request.include_progress)

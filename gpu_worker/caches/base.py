@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpu_worker.caches.sight import LanePlace, Sight, spread
-from gpu_worker.policies.base import StepAttention
+from gpu_worker.caches.sight import LanePlace, Sight
+from gpu_worker.policies.base import CacheShape, PromptAttention, StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import BlockTables
 from gpu_worker.store.trainings import TrainedLayer
 
 
 class GroupStep(StepAttention):
-    """One decode step of one group in some layers. Work that all layers share is done by the constructor.
+    """One decode step of one group in all layers of a cache. Work that they share is done by the constructor.
 
-    new_slots: int32 [B, layers, H_kv], the pool rows that the new tokens take; -1 for padding.
+    new_slots: int32 [B, L, H_kv], the pool rows that the new tokens take; -1 for padding.
     """
 
     group: Group
@@ -30,14 +32,40 @@ class GroupStep(StepAttention):
 
 
 class Cache(ABC):
-    """Keeps the KV of one layer of some sequences in slots, assigned by `admit` and freed by `release`."""
+    """Keeps the KV of some layers in slots, assigned by `admit` and freed by `release`. It numbers its layers from 0,
+    and serves all of them alike.
+
+    block_tables: where their slots lie.
+    """
 
     # Whether its layers attend everything.
     is_dense: bool = False
 
+    def __init__(self, shape: CacheShape, block_tables: BlockTables) -> None:
+        """shape: of its own layers."""
+        self._shape = shape
+        self.block_tables = block_tables
+
+    @property
+    def num_layers(self) -> int:
+        return self._shape.num_layers
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Objects whose addresses captured steps hold: with other objects the steps are void."""
+        return ()
+
     @abstractmethod
-    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
-        """Blocks that the sequence takes in so many layers when so many are free; at least what it needs."""
+    def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
+        """Blocks that the sequence takes in all layers when so many are free; at least what it needs."""
+
+    def grows(self, sequence: Sequence) -> bool:
+        """Tell whether an admitted sequence takes slots as it grows, `num_grown_slots` of each head so far."""
+        return False
+
+    def prompt_attention(self, sequence: Sequence) -> PromptAttention | None:
+        """How the sequence's prompt is attended in these layers; None: densely."""
+        return None
 
     def needs_store(self, sequence: Sequence) -> bool:
         """Whether the rows of an admitted sequence must go to the store."""
@@ -60,30 +88,30 @@ class Cache(ABC):
         return None
 
     @abstractmethod
-    def admit(self, sequence: Sequence, layers: range) -> None:
-        """Take the sequence's slots in these layers. Raises CapacityError."""
+    def admit(self, sequence: Sequence) -> None:
+        """Take the sequence's slots. Raises CapacityError."""
 
     @abstractmethod
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         """Store what is attended of a prefilled layer, as copies. rows: [H_kv, n, 2d]. queries: [H_q, w, d]
         of the last w tokens, as many as the policy reads."""
 
-    def store_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
-        """`store` some layers of which no queries are read. rows: [L, H_kv, n, 2d]."""
-        for layer, of_layer in zip(layers, rows, strict=True):
+    def store_layers(self, sequence: Sequence, rows: Tensor) -> None:
+        """`store` all layers, of which no queries are read. rows: [L, H_kv, n, 2d]."""
+        for layer, of_layer in enumerate(rows):
             self.store(sequence, layer, of_layer, of_layer.new_empty(0, 0, of_layer.shape[2] // 2))
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         """What the store must train of a prefilled layer of the sequence; None: nothing."""
         return None
 
-    @abstractmethod
-    def advance(self, sequence: Sequence, layers: range) -> deque[TrainedLayer] | None:
-        """Make room for the sequence's next token in these layers. Raises StoreUnavailable, or StoreSilent where it may
-        be called again.
+    def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
+        """Make room for the sequence's next token. Raises StoreUnavailable, or StoreSilent where it may be called
+        again.
 
         Returns indexes that must be loaded first, and are to be taken from there once they are: then call it again.
         """
+        return None
 
     @abstractmethod
     def group_shape(
@@ -92,18 +120,31 @@ class Cache(ABC):
         """Of sequences of one kind, in so many lanes. num_tokens: of the longest with its new token, rounded up."""
 
     @abstractmethod
-    def begin_step(self, group: Group, layers: range) -> GroupStep:
-        """Start a decode step in these layers; every sequence has room for its new token."""
+    def begin_step(self, group: Group) -> GroupStep:
+        """Start a decode step; every sequence has room for its new token."""
 
-    def sight(self, sequence: Sequence, place: LanePlace, layers: range, most: int) -> Sight | None:
-        """What a sequence attended in the step that was just made, in at most so many of these layers; None: it cannot
-        be told. Nothing waits for the device."""
-        return Sight(tuple(spread(layers, most)))
-
-    @abstractmethod
-    def count(self, sequences: list[Sequence], layers: range) -> None:
-        """Add one step in these layers to the sequences' meters; before their new tokens count as past."""
+    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight | None:
+        """What a sequence attended in the step that was just made, in at most so many layers; None: it cannot be told.
+        Nothing waits for the device."""
+        return None
 
     @abstractmethod
-    def release(self, sequence: Sequence, layers: range) -> None:
-        """Free the slots. Safe to call for layers that were never admitted."""
+    def count(self, sequences: list[Sequence]) -> None:
+        """Add one step in all layers to the sequences' meters; before their new tokens count as past."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the slots. Safe to call for a sequence that was never admitted."""
+        self.block_tables.release(sequence.seat)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLayer:
+    """One layer of the model for one sequence.
+
+    cache: the one that serves it. index: its number there. kept: its number in the arena; None where the arena keeps no
+    rows.
+    """
+
+    cache: Cache
+    index: int
+    kept: int | None

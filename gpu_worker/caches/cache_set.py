@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
-from gpu_worker.caches.base import Cache, GroupStep
+from gpu_worker.caches.base import Cache, GroupStep, ServedLayer
 from gpu_worker.caches.dense import DenseCache
+from gpu_worker.caches.layer_map import POLICY, LayerMap
 from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
-from gpu_worker.caches.sight import LanePlace, Sight
+from gpu_worker.caches.sight import LanePlace, Sight, spread
 from gpu_worker.caches.slot_sharing import SlotSharing
 from gpu_worker.errors import NeverFits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -21,41 +23,48 @@ from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
 from gpu_worker.store.trainings import TrainedLayer
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSteps:
-    """The steps of a batch's groups in some layers, and all their new slots, int32 [B, layers, H]."""
+    """The steps of a batch's groups in the layers of one cache, and all their new slots, int32 [B, L, H]."""
 
-    layers: range
     steps: list[GroupStep]
     new_slots: Tensor
 
 
 class CacheSet:
-    """The caches over one pool. The first `full_layers` layers are dense for all sequences."""
+    """The caches over one pool.
+
+    layers: of the model. A layer is served by one cache for every sequence, or, if it is a layer of policies, by the
+    cache of the sequence's policy. block_tables: of the layers of policies.
+    """
 
     def __init__(
         self,
         shape: CacheShape,
+        layers: LayerMap,
         pool: SlotPool,
-        block_tables: BlockTables,
-        dense: DenseCache,
+        for_all: Mapping[str, Cache],
+        whole: DenseCache,
         retain: RetainCache,
         recall: RecallCache,
-        full_layers: int,
         residents: ResidentPrefixes,
     ) -> None:
+        """shape: of the model. for_all: by name, the caches that serve every sequence alike. whole: of the layers of
+        policies, where a sequence attends everything; retain, recall: where its policy selects."""
         self._shape = shape
+        self.layers = layers
         self._pool = pool
-        self.block_tables = block_tables
-        self._dense = dense
+        self._for_all = for_all
+        self._whole = whole
         self._sparse: dict[Family, Cache] = {Family.RETAIN: retain, Family.RECALL: recall}
         self.retain = retain
         self.recall = recall
-        self._full_layers = min(full_layers, shape.num_layers)
+        self.block_tables = whole.block_tables
+        self._tables = [*(cache.block_tables for cache in for_all.values()), self.block_tables]
         self.buckets = Buckets(is_exact=shape.device.type != "cuda")
         self._sharing = SlotSharing(shape, pool, recall)
         self.residents = residents
@@ -63,22 +72,30 @@ class CacheSet:
     @property
     def state(self) -> tuple[object, ...]:
         """Objects whose addresses captured steps hold: with other objects the steps are void."""
-        return (*self.recall.state, *self.retain.state)
+        own = (*self.recall.state, *self.retain.state)
+        return (*own, *(one for cache in self._for_all.values() for one in cache.state))
 
-    def of(self, sequence: Sequence) -> list[Cache]:
-        """The cache of each layer."""
-        sparse = self._sparse_layers(sequence)
-        return [self._dense] * sparse.start + [self._serving(sequence)] * len(sparse)
+    def of(self, sequence: Sequence) -> list[ServedLayer]:
+        """The cache of each layer of the model, and the layer's number there."""
+        caches = {**self._for_all, POLICY: self._serving(sequence)}
+        return [
+            ServedLayer(caches[place.cache], place.index, kept)
+            for place, kept in zip(self.layers.places, self.layers.kept, strict=True)
+        ]
 
-    def _sparse_layers(self, sequence: Sequence) -> range:
-        """The layers that do not attend everything; none if the whole sequence does."""
+    def _selects(self, sequence: Sequence) -> bool:
+        """Tell whether a sequence's policy selects in some layer."""
         attends_all = sequence.policy.family is Family.DENSE or not sequence.plan.selects
-        num_layers = self._shape.num_layers
-        return range(num_layers if attends_all else self._full_layers, num_layers)
+        return not attends_all and self._whole.num_layers > 0
 
     def _serving(self, sequence: Sequence) -> Cache:
-        """The cache of the layers behind those that are dense for all sequences."""
-        return self._sparse[sequence.policy.family] if self._sparse_layers(sequence) else self._dense
+        """The cache of the layers of policies."""
+        return self._sparse[sequence.policy.family] if self._selects(sequence) else self._whole
+
+    def _caches_of(self, sequence: Sequence) -> list[Cache]:
+        """The caches that serve some layer of a sequence."""
+        caches = [*self._for_all.values(), self._serving(sequence)]
+        return [cache for cache in caches if cache.num_layers]
 
     @property
     def num_free_slots(self) -> int:
@@ -88,7 +105,7 @@ class CacheSet:
     def fits_without(self, sequence: Sequence, leaving: Collection[Sequence]) -> bool:
         """Whether a waiting sequence would find slots if these gave up all of theirs."""
         free = self._pool.num_free_blocks + self._sharing.num_spare_blocks(leaving)
-        free += sum(self.block_tables.num_held(other.seat) for other in leaving)
+        free += sum(tables.num_held(other.seat) for tables in self._tables for other in leaving)
         return self._size(sequence, 0) <= free
 
     def admit(self, sequence: Sequence) -> bool:
@@ -108,20 +125,20 @@ class CacheSet:
             if not self._sharing.make_room(needed):
                 return False
             self._size(sequence, self._pool.num_free_blocks)
-        serving, sparse = self._serving(sequence), self._sparse_layers(sequence)
-        serving.prepare(sequence)
-        if serving is self.recall:
-            self._sharing.add(sequence, sparse)
-        self._dense.admit(sequence, range(sparse.start))
-        if sparse:
-            serving.admit(sequence, sparse)
+        caches = self._caches_of(sequence)
+        for cache in caches:
+            cache.prepare(sequence)
+        if self.recall in caches:
+            self._sharing.add(sequence)
+        for cache in caches:
+            cache.admit(sequence)
         sequence.offloads = self._offloading(sequence).needs_store(sequence)
         return True
 
     def _offloading(self, sequence: Sequence) -> Cache:
         """The cache that decides what goes to the store, also where every layer is dense because the budget covers
         the prompt."""
-        return self._sparse.get(sequence.policy.family, self._dense)
+        return self._sparse.get(sequence.policy.family, self._whole)
 
     def needs_store_to_decode(self, sequence: Sequence) -> bool:
         """See `Cache.needs_store_to_decode`."""
@@ -134,7 +151,7 @@ class CacheSet:
     def held_bytes(self, sequence: Sequence) -> tuple[int, int]:
         """Bytes that the sequence holds: of its slots in all layers, and of its rows in the store."""
         in_store = self._offloading(sequence).bytes_in_store(sequence) if sequence.offloads else 0
-        return self.block_tables.held_bytes(sequence.seat), in_store
+        return sum(tables.held_bytes(sequence.seat) for tables in self._tables), in_store
 
     def _size(self, sequence: Sequence, num_free_blocks: int) -> int:
         """Choose the sequence's slots when so many blocks are free; returns the blocks it takes, in all layers."""
@@ -142,16 +159,18 @@ class CacheSet:
 
     def _blocks(self, sequence: Sequence, num_grown_slots: int, num_free_blocks: int) -> int:
         """The same, with so many slots where it takes them as it grows."""
-        sparse = self._sparse_layers(sequence)
         sequence.num_slots, sequence.num_grown_slots = sequence.capacity, num_grown_slots
-        needed = self._dense.num_blocks(sequence, sparse.start, num_free_blocks)
-        if sparse:
-            needed += self._serving(sequence).num_blocks(sequence, len(sparse), num_free_blocks - needed)
+        needed = 0
+        for cache in self._caches_of(sequence):
+            needed += cache.num_blocks(sequence, num_free_blocks - needed)
         return needed
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Let the window move on for the sequence's next token in every layer; see `Cache.advance`."""
-        return self._serving(sequence).advance(sequence, self._sparse_layers(sequence))
+        for cache in self._for_all.values():
+            # Only policies have indexes to wait for.
+            cache.advance(sequence)
+        return self._serving(sequence).advance(sequence)
 
     def grow(self, sequence: Sequence) -> bool:
         """Take slots for its next token where it takes them as it grows; before any sequence of the step advances, as
@@ -170,29 +189,38 @@ class CacheSet:
 
     def _extend(self, sequence: Sequence) -> None:
         """Take slots for the next token, and some ahead where they are free."""
-        num_slots, layers = sequence.soon_tokens, self._growing_layers(sequence)
+        num_slots = sequence.soon_tokens
         if self._more_blocks(sequence, num_slots) > self._pool.num_free_blocks:
             num_slots = sequence.num_tokens + 1
-        self.block_tables.extend(sequence.seat, layers, num_slots)
+        for cache in self._growing(sequence):
+            cache.block_tables.extend(sequence.seat, num_slots)
         sequence.num_grown_slots = num_slots
 
     def _misses_slots(self, sequence: Sequence) -> bool:
         is_full = sequence.num_tokens >= sequence.num_grown_slots
-        return is_full and bool(self._growing_layers(sequence))
+        return is_full and bool(self._growing(sequence))
 
-    def _growing_layers(self, sequence: Sequence) -> range:
-        """The layers in which a sequence takes slots as it grows; it has as many in each of them."""
-        sparse = self._sparse_layers(sequence)
-        return range(sparse.stop if sequence.grows_resident else sparse.start)
+    def _growing(self, sequence: Sequence) -> list[Cache]:
+        """The caches in which a sequence takes slots as it grows; it has as many in each of their layers."""
+        return [cache for cache in self._caches_of(sequence) if cache.grows(sequence)]
 
     def _more_blocks(self, sequence: Sequence, num_slots: int) -> int:
         per_head = num_blocks(num_slots) - num_blocks(sequence.num_grown_slots)
-        return max(0, per_head) * len(self._growing_layers(sequence)) * self._shape.num_kv_heads
+        num_layers = sum(cache.num_layers for cache in self._growing(sequence))
+        return max(0, per_head) * num_layers * self._shape.num_kv_heads
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""
-        num_seats, some_dense = self._shape.max_num_seqs, self._full_layers > 0
-        return Batch.of(sequences, self._kind, self._group_shape, self.buckets, num_seats, some_dense)
+        num_seats = self._shape.max_num_seqs
+        return Batch.of(
+            sequences, self._kind, self._group_shape, self.buckets, num_seats, self._shapes_of_all
+        )
+
+    def _shapes_of_all(
+        self, sequences: list[Sequence], num_lanes: int, num_tokens: int
+    ) -> tuple[GroupShape, ...]:
+        caches = self._for_all.values()
+        return tuple(cache.group_shape(sequences, num_lanes, num_tokens, self.buckets) for cache in caches)
 
     def blank(self, sequences: list[Sequence]) -> Batch:
         """A batch of padding, of the shape of a batch of sequences like these, which hold nothing; with the state that
@@ -202,7 +230,7 @@ class CacheSet:
         return self.batch(sequences).blank()
 
     def _kind(self, sequence: Sequence) -> Kind:
-        if not self._sparse_layers(sequence):
+        if not self._selects(sequence):
             return "", False
         return sequence.policy.name, sequence.can_miss
 
@@ -211,32 +239,33 @@ class CacheSet:
         num_tokens = self.buckets.positions(max(sequence.num_tokens for sequence in sequences) + 1)
         return self._serving(sequences[0]).group_shape(sequences, num_lanes, num_tokens, self.buckets)
 
-    def begin_step(self, batch: Batch, table: Tensor) -> list[LayerSteps]:
-        """Start a step over the device's copy of the batch's table: its layers, in ranges that are served alike."""
-        groups = batch.groups(table)
-        first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
-        steps = []
-        if batch.shape.dense is not None:
-            everyone = Group(batch.shape.dense, 0, LaneInputs.of(table), tuple(batch.sequences))
-            steps.append(_layer_steps(first, [self._dense.begin_step(everyone, first)]))
-        if rest:
-            of_groups = [self._serving(group.sequences[0]).begin_step(group, rest) for group in groups]
-            steps.append(_layer_steps(rest, of_groups))
+    def begin_step(self, batch: Batch, table: Tensor) -> dict[str, LayerSteps]:
+        """Start a step over the device's copy of the batch's table, by the caches' names in `layers`."""
+        steps = {}
+        for (name, cache), shape in zip(self._for_all.items(), batch.shape.everyone, strict=True):
+            everyone = Group(shape, 0, LaneInputs.of(table), tuple(batch.sequences))
+            steps[name] = _layer_steps([cache.begin_step(everyone)])
+        if self._whole.num_layers:
+            groups = batch.groups(table)
+            of_groups = [self._serving(group.sequences[0]).begin_step(group) for group in groups]
+            steps[POLICY] = _layer_steps(of_groups)
         return steps
 
     def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight | None:
-        """See `Cache.sight`; where all layers are dense, of those."""
-        layers = self._sparse_layers(sequence) or range(self._shape.num_layers)
-        return self._serving(sequence).sight(sequence, place, layers, most)
+        """See `Cache.sight`, of the model's layers; where none selects, of those that attend everything."""
+        if not self._selects(sequence):
+            dense = [layer for layer, one in enumerate(self.of(sequence)) if one.cache.is_dense]
+            return Sight(tuple(spread(dense, most)))
+        sight, layers = self._serving(sequence).sight(sequence, place, most), self.layers.layers_of(POLICY)
+        return sight and replace(sight, layers=tuple(layers[index] for index in sight.layers))
 
     def count(self, batch: Batch) -> None:
         """Add a step to the meters of its sequences; before their new tokens count as past."""
-        first, rest = range(self._full_layers), range(self._full_layers, self._shape.num_layers)
         for members in batch.members:
             for sequence in members:
                 sequence.meter.context_tokens += self._shape.num_layers * sequence.num_tokens
-            self._dense.count(members, first)
-            self._serving(members[0]).count(members, rest)
+            for cache in self._caches_of(members[0]):
+                cache.count(members)
 
     def make_room(self, num_free_blocks: int) -> bool:
         """Have running sequences give up what they can do without until so many blocks are free, if that is enough."""
@@ -247,12 +276,11 @@ class CacheSet:
         self._sharing.spread()
 
     def release(self, sequence: Sequence) -> None:
-        sparse = self._sparse_layers(sequence)
-        if sparse:
+        if self._selects(sequence):
             self._keep_prompt(sequence)
         self._sharing.remove(sequence)
-        self._dense.release(sequence, range(sparse.start))
-        self._serving(sequence).release(sequence, sparse)
+        for cache in self._caches_of(sequence):
+            cache.release(sequence)
 
     def find_resident(self, sequence: Sequence, names: tuple[bytes, ...], num_known: int) -> None:
         """Of an admitted sequence: where the slabs of its prompt that are known lie in slots, so many of these names,
@@ -268,7 +296,7 @@ class CacheSet:
         if sequence.left is not None:
             sequence.left.publish()
         sequence.resident = sequence.left = None
-        if not self._sparse_layers(sequence):
+        if not self._selects(sequence):
             self._keep_prompt(sequence)
 
     def _keep_prompt(self, sequence: Sequence) -> None:
@@ -276,9 +304,12 @@ class CacheSet:
         is_whole = not (sequence.is_compressed or sequence.can_miss) and sequence.num_tokens > 0
         names = sequence.names if is_whole and sequence.shares_prompt else None
         if names and (num_blocks := self.residents.num_blocks(names)):
-            layers = range(self._shape.num_layers)
-            self.residents.keep(names, self.block_tables.blocks_of(sequence.seat, layers, num_blocks))
+            held = [
+                one.cache.block_tables.blocks_of(sequence.seat, one.index, num_blocks)
+                for one in self.of(sequence)
+            ]
+            self.residents.keep(names, np.stack(held))
 
 
-def _layer_steps(layers: range, steps: list[GroupStep]) -> LayerSteps:
-    return LayerSteps(layers, steps, join([step.new_slots for step in steps]))
+def _layer_steps(steps: list[GroupStep]) -> LayerSteps:
+    return LayerSteps(steps, join([step.new_slots for step in steps]))

@@ -7,50 +7,49 @@ from torch import Tensor
 from gpu_worker.caches.base import Cache, GroupStep
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.kernels.attention import attend_blocks
-from gpu_worker.policies.base import Family, StepQueries
+from gpu_worker.policies.base import CacheShape, Family, StepQueries
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 
 
 class DenseCache(Cache):
-    """Serves sequences that attend everything: dense policies, dense layers, and recall whose budget covers the
-    prompt."""
+    """Serves layers that attend everything for every sequence, or the layers of policies for sequences that attend
+    everything: under a dense policy, or because the budget covers the prompt."""
 
     is_dense = True
 
-    def __init__(self, pool: SlotPool, block_tables: BlockTables, scale: float) -> None:
+    def __init__(self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables) -> None:
+        super().__init__(shape, block_tables)
         self._pool = pool
-        self._block_tables = block_tables
         self._whole = WholeContext(pool, block_tables)
-        self._scale = scale
 
-    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
-        return num_layers * self._block_tables.tables.shape[2] * num_blocks(sequence.num_grown_slots)
+    def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
+        return self.num_layers * self._shape.num_kv_heads * num_blocks(sequence.num_grown_slots)
 
-    def admit(self, sequence: Sequence, layers: range) -> None:
-        self._block_tables.assign(sequence.seat, layers, sequence.num_grown_slots)
+    def grows(self, sequence: Sequence) -> bool:
+        return True
+
+    def admit(self, sequence: Sequence) -> None:
+        self.block_tables.assign(sequence.seat, sequence.num_grown_slots)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
-        self._whole.store(sequence, range(layer, layer + 1), rows[None])
+        self._whole.store(sequence, layer, rows[None])
 
-    def store_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
-        self._whole.store(sequence, layers, rows)
-
-    def advance(self, sequence: Sequence, layers: range) -> None:
-        return None
+    def store_layers(self, sequence: Sequence, rows: Tensor) -> None:
+        self._whole.store(sequence, 0, rows)
 
     def group_shape(
         self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
         return GroupShape("", False, num_lanes, num_tokens)
 
-    def begin_step(self, group: Group, layers: range) -> DenseStep:
-        new_slots = self._whole.place(group.lanes, layers)
-        return DenseStep(self._pool.rows, self._block_tables.tables, self._scale, group, new_slots)
+    def begin_step(self, group: Group) -> DenseStep:
+        new_slots = self._whole.place(group.lanes)
+        return DenseStep(self._pool.rows, self.block_tables.tables, self._shape.scale, group, new_slots)
 
-    def count(self, sequences: list[Sequence], layers: range) -> None:
-        num_layers = len(layers)
+    def count(self, sequences: list[Sequence]) -> None:
+        num_layers = self.num_layers
         for sequence in sequences:
             meter = sequence.meter
             meter.num_layer_steps += num_layers
@@ -62,9 +61,6 @@ class DenseCache(Cache):
                 meter.attention_mass += num_layers
                 meter.recall_rate += num_layers
                 meter.best_recall += num_layers
-
-    def release(self, sequence: Sequence, layers: range) -> None:
-        self._block_tables.release(sequence.seat, layers)
 
 
 class DenseStep(GroupStep):

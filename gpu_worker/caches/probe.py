@@ -45,32 +45,36 @@ class _Rows:
 class Probe:
     """Adds attention mass and recalls of (layer, step) pairs to the meters; all layers of a step at once."""
 
-    def __init__(self, offloader: Offloader, scale: float) -> None:
+    def __init__(self, offloader: Offloader, scale: float, kept: tuple[int, ...]) -> None:
+        """kept: the arena's numbers of the layers that policies serve."""
         self._offloader = offloader
+        self._kept = kept
         self._scale = scale
         # Fetching all rows at every step would dwarf the step.
         self._known: WeakKeyDictionary[Sequence, _Rows] = WeakKeyDictionary()
-        # Sees the output errors of a measured sequence's step in these layers, float32 [L, H_q]; None: nobody asks.
+        # Sees the output errors of a measured sequence's step in some layers, as policies number
+        # them, float32 [L, H_q]; None: nobody asks.
         self.watch: Callable[[Sequence, range, Tensor], None] | None = None
 
-    def measure(self, layers: range, sightings: list[Sighting]) -> None:
+    def measure(self, sightings: list[Sighting]) -> None:
         """Attention mass is the exact softmax weight on `positions`, the mean over query heads; recall rate the share
         of the exact top k candidates that `selected` found, the mean over KV heads (1 where nothing was selected). Best
         recall has no part in how a policy splits its budget: of the B tokens of highest exact weight, wherever they
         stand, the share that is among `positions`; B is the budget.
         """
-        sums = torch.stack([self._sums(layers, sighting) for sighting in sightings])
+        sums = torch.stack([self._sums(sighting) for sighting in sightings])
         # One synchronisation a step.
         for sighting, (mass, recall, best) in zip(sightings, sums.tolist(), strict=True):
             meter = sighting.sequence.meter
-            meter.num_measured += len(layers)
+            meter.num_measured += len(self._kept)
             meter.attention_mass += mass
             meter.recall_rate += recall
             meter.best_recall += best
 
-    def _sums(self, layers: range, sighting: Sighting) -> Tensor:
+    def _sums(self, sighting: Sighting) -> Tensor:
         """Attention mass, recall rate and best recall, summed over the layers: float64 [3]."""
-        rows, head_dim = self._rows(layers, sighting), sighting.query.shape[-1]
+        layers, rows = range(len(self._kept)), self._rows(sighting)
+        head_dim = sighting.query.shape[-1]
         per_pass = max(1, MAX_ELEMENTS // rows[0].numel())
         num_tokens = torch.full((min(per_pass, len(layers)),), rows.shape[2], device=rows.device)
         mass, recall, best = [], [], []
@@ -86,22 +90,22 @@ class Probe:
                 self.watch(sighting.sequence, layers[part], errors)
         return torch.stack([torch.cat(mass), torch.cat(recall), torch.cat(best)]).double().sum(dim=1)
 
-    def _rows(self, layers: range, sighting: Sighting) -> Tensor:
+    def _rows(self, sighting: Sighting) -> Tensor:
         """Of all tokens, the new one included: [L, H_kv, n, d], or 2d where values are asked for."""
         sequence, newest = sighting.sequence, sighting.newest
         width = sighting.query.shape[-1] if self.watch is None else newest.shape[-1]
         known = self._known.get(sequence)
         if known is None or known.num_tokens != sequence.num_tokens:
-            known = self._past(sequence, layers, newest[..., :width])
+            known = self._past(sequence, newest[..., :width])
             self._known[sequence] = known
         known.rows[:, :, sequence.num_tokens] = newest[..., :width]
         known.num_tokens = sequence.num_tokens + 1
         return known.rows[:, :, : known.num_tokens]
 
-    def _past(self, sequence: Sequence, layers: range, newest: Tensor) -> _Rows:
+    def _past(self, sequence: Sequence, newest: Tensor) -> _Rows:
         num_layers, num_kv_heads, width = newest.shape
         rows = newest.new_empty(num_layers, num_kv_heads, sequence.capacity, width)
-        for place, layer in enumerate(layers):
+        for place, layer in enumerate(self._kept):
             past = self._offloader.reads.inspect(sequence, layer, num_kv_heads)
             rows[place, :, : sequence.num_tokens] = past[..., :width]
         return _Rows(rows, sequence.num_tokens)

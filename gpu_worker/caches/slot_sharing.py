@@ -12,20 +12,21 @@ from gpu_worker.state.slot_pool import SlotPool, num_blocks
 
 
 class SlotSharing:
-    """The admitted sequences of the recall cache, each with the layers that it serves."""
+    """The admitted sequences of the recall cache."""
 
     def __init__(self, shape: CacheShape, pool: SlotPool, recall: RecallCache) -> None:
-        self._shape = shape
         self._pool = pool
         self._recall = recall
-        self._layers: dict[Sequence, range] = {}
+        self._num_layer_heads = recall.num_layers * shape.num_kv_heads
+        # In the order of their coming.
+        self._sequences: dict[Sequence, None] = {}
 
-    def add(self, sequence: Sequence, layers: range) -> None:
-        self._layers[sequence] = layers
+    def add(self, sequence: Sequence) -> None:
+        self._sequences[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence; an unknown one is no error."""
-        self._layers.pop(sequence, None)
+        self._sequences.pop(sequence, None)
 
     def make_room(self, num_free_blocks: int) -> bool:
         """Free so many blocks: the largest holder gives up half of its slots, until they are free.
@@ -35,29 +36,28 @@ class SlotSharing:
         if self._pool.num_free_blocks + self.num_spare_blocks() < num_free_blocks:
             return False
         while self._pool.num_free_blocks < num_free_blocks:
-            holders = [sequence for sequence in self._layers if self._spare_blocks(sequence)]
+            holders = [sequence for sequence in self._sequences if self._spare_blocks(sequence)]
             largest = max(holders, key=lambda sequence: sequence.held_slots)
             target = max(self._recall.least_slots(largest), largest.held_slots // 2)
             # A part of a block would free nothing.
-            self._recall.shrink(largest, self._layers[largest], num_blocks(target) * BLOCK_SIZE)
+            self._recall.shrink(largest, num_blocks(target) * BLOCK_SIZE)
         return True
 
     def num_spare_blocks(self, leaving: Collection[Sequence] = ()) -> int:
         """Blocks that those who stay can do without."""
-        return sum(self._spare_blocks(sequence) for sequence in self._layers if sequence not in leaving)
+        return sum(self._spare_blocks(sequence) for sequence in self._sequences if sequence not in leaving)
 
     def spread(self) -> None:
         """Give free slots to sequences that may miss, the smallest first: each takes half of what is free, so that the
         next request finds room."""
-        for sequence in sorted(self._layers, key=lambda sequence: sequence.num_slots):
+        for sequence in sorted(self._sequences, key=lambda sequence: sequence.num_slots):
             if not self._may_resize(sequence) or not sequence.can_miss:
                 continue
-            layers = self._layers[sequence]
-            free = self._pool.num_free_blocks // (2 * len(layers) * self._shape.num_kv_heads)
+            free = self._pool.num_free_blocks // (2 * self._num_layer_heads)
             # A fully resident sequence has each token at its own place, from admission on only.
             target = min(sequence.capacity - 1, (num_blocks(sequence.num_slots) + free) * BLOCK_SIZE)
             if target > sequence.num_slots:
-                self._recall.grow(sequence, layers, target)
+                self._recall.grow(sequence, target)
 
     def _may_resize(self, sequence: Sequence) -> bool:
         is_prefilled = sequence.status in (Status.INDEXING, Status.DECODE)
@@ -68,4 +68,4 @@ class SlotSharing:
         if not self._may_resize(sequence):
             return 0
         per_head = num_blocks(sequence.held_slots) - num_blocks(self._recall.least_slots(sequence))
-        return max(0, per_head) * len(self._layers[sequence]) * self._shape.num_kv_heads
+        return max(0, per_head) * self._num_layer_heads

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from gpu_worker.caches import CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
+import torch
+
+from gpu_worker.caches import Cache, CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
+from gpu_worker.caches.layer_map import FULL, POLICY, LayerMap
 from gpu_worker.caches.probe import Probe
 from gpu_worker.engine.admission.admission import JOINING_TOKENS
 from gpu_worker.engine.admission.auto_policy import FEW_TOKENS
@@ -20,7 +23,7 @@ from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.models import Decoder, LoadedModel
+from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import AUTO, LONG, registry
 from gpu_worker.records import Budget, EngineInfo, IndexDevice
@@ -31,6 +34,8 @@ from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain, model_root
 from kv_store.client import StoreClient
 
+# Makes a cache of layers of this shape, whose slots lie in the pool where the tables say.
+MakeCache = Callable[[CacheShape, SlotPool, BlockTables], Cache]
 MakeDecode = Callable[[Decoder, CacheSet, Offloader, SlotPool, bool], DecodeStep]
 
 
@@ -46,7 +51,10 @@ class EngineOptions:
     max_num_seqs: int = 8
     prefill_chunk: int = 2048
     hot_cache: HotCacheSize = field(default_factory=HotCacheSize)
-    full_layers: int = 0
+    # None: policies serve all.
+    layers: LayerMap | None = None
+    # Of layers of another kind than `FULL` and `POLICY`, by the name that `layers` gives.
+    more_caches: Mapping[str, MakeCache] = field(default_factory=dict)
     default_policy: str = LONG
     default_budget: Budget = field(default_factory=lambda: Budget(share=0.1))
     policies: dict[str, Policy] = field(default_factory=registry)
@@ -88,21 +96,22 @@ def assemble(
     decoder, config = model.decoder, model.config
     device, dtype = decoder.device, decoder.dtype
     shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
+    layers = options.layers or LayerMap.with_full(config.num_layers)
+    make_cache = {FULL: DenseCache, **options.more_caches}
+    _check_layers(layers, config.num_layers, make_cache, client)
     # Before the pool takes the memory.
     root = model_root(model)
-    block_bytes = BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize
-    num_blocks = options.slot_bytes // block_bytes
-    if num_blocks < config.num_layers * config.num_kv_heads:
-        raise ConfigError(
-            f"--slot-memory {options.slot_bytes} holds {num_blocks} blocks; one for each of "
-            f"{config.num_layers} layers and {config.num_kv_heads} KV heads is the least there is"
-        )
+    num_blocks = count_blocks(options.slot_bytes, config, dtype)
     pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
     max_slots = options.max_model_len + BLOCK_SIZE
-    tables = BlockTables(pool, options.max_num_seqs, config.num_layers, config.num_kv_heads, max_slots)
+    shapes = {name: shape.part(layers.layers_of(name)) for name in (*layers.names, POLICY)}
+    tables = {
+        name: BlockTables(pool, one.max_num_seqs, one.num_layers, one.num_kv_heads, max_slots)
+        for name, one in shapes.items()
+    }
     offloader = Offloader(
         client,
-        config.num_layers,
+        layers.num_kept,
         dtype,
         device,
         num_seats=options.max_num_seqs,
@@ -112,25 +121,26 @@ def assemble(
         model=root,
     )
     default = LONG if options.default_policy == AUTO else options.default_policy
-    probe = Probe(offloader, shape.scale)
+    kept, of_policies = layers.kept_of(POLICY), (shapes[POLICY], pool, tables[POLICY])
+    probe = Probe(offloader, shape.scale, kept)
     recall = RecallCache(
-        shape,
-        pool,
-        tables,
+        *of_policies,
         offloader,
         probe,
         options.hot_cache,
         options.index_device,
-        options.full_layers,
+        kept,
         _usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
         options.most_index_bytes,
     )
-    retain = RetainCache(shape, pool, tables, probe, options.full_layers)
-    dense = DenseCache(pool, tables, shape.scale)
+    retain, whole = RetainCache(*of_policies, probe), DenseCache(*of_policies)
+    for_all = {
+        name: make_cache[name](shapes[name], pool, tables[name]) for name in layers.names if name != POLICY
+    }
     reads_slots = device.type == "cuda" if options.reads_slots is None else options.reads_slots
-    tokens_per_slab = client.tokens_per_slab if reads_slots else 0
+    tokens_per_slab = client.tokens_per_slab if reads_slots and layers.keeps_all else 0
     residents = ResidentPrefixes(pool, tokens_per_slab, config.num_layers, config.num_kv_heads)
-    caches = CacheSet(shape, pool, tables, dense, retain, recall, options.full_layers, residents)
+    caches = CacheSet(shape, layers, pool, for_all, whole, retain, recall, residents)
     info = _info(model, options, num_blocks, client)
     intake = Intake(
         options.policies,
@@ -141,7 +151,8 @@ def assemble(
         has_indexes=not client.selects_in_store,
         max_model_len=options.max_model_len,
     )
-    prefixes = PrefixChain(root, client.tokens_per_slab) if options.reuses_prefixes else None
+    reuses_prefixes = options.reuses_prefixes and layers.keeps_all
+    prefixes = PrefixChain(root, client.tokens_per_slab) if reuses_prefixes else None
     return Engine(
         info=info,
         intake=intake,
@@ -159,6 +170,32 @@ def assemble(
         max_joining=options.max_joining or JOINING_TOKENS[device.type],
         runs_ahead=device.type == "cuda" if options.runs_ahead is None else options.runs_ahead,
     )
+
+
+def count_blocks(slot_bytes: int, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Blocks of slots in this memory. Raises ConfigError when they are too few."""
+    num_blocks = slot_bytes // (BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize)
+    if num_blocks < config.num_layers * config.num_kv_heads:
+        raise ConfigError(
+            f"--slot-memory {slot_bytes} holds {num_blocks} blocks; one for each of "
+            f"{config.num_layers} layers and {config.num_kv_heads} KV heads is the least there is"
+        )
+    return num_blocks
+
+
+def _check_layers(layers: LayerMap, num_layers: int, names: Collection[str], client: StoreClient) -> None:
+    """Raises ValueError where a layer has no cache, or the store keeps another number of layers."""
+    if layers.num_layers != num_layers:
+        raise ValueError(
+            f"{layers.num_layers} layers are mapped to caches; the model has {num_layers}: map each"
+        )
+    if unknown := set(layers.names) - {POLICY, *names}:
+        raise ValueError(f"layers are mapped to {sorted(unknown)}; give the caches in `more_caches`")
+    if client.layout.num_layers != layers.num_kept:
+        raise ValueError(
+            f"the store keeps {client.layout.num_layers} layers, the map {layers.num_kept}; connect with a layout of "
+            "the layers that are kept"
+        )
 
 
 def usual_prefill(decoder: Decoder, options: EngineOptions) -> MakePrefill:
@@ -209,5 +246,5 @@ def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, client: S
         num_parameters=model.num_parameters,
         slot_capacity_tokens=num_blocks * BLOCK_SIZE // (config.num_layers * config.num_kv_heads),
         transport=client.transport,
-        arena_token_bytes=config.num_layers * client.layout.token_bytes,
+        arena_token_bytes=client.layout.num_layers * client.layout.token_bytes,
     )

@@ -12,11 +12,12 @@ from typing import cast
 import torch
 
 from carrel.process.faults import Faults, read_faults
+from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
 from gpu_worker.engine.admission.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, usual_prefill
+from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, count_blocks, usual_prefill
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
@@ -24,7 +25,8 @@ from gpu_worker.engine.steps.earlier_pool import EarlierPool
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.compile_log import log_compiled
-from gpu_worker.models import LoadedModel, ModelConfig, load_model, ungrouped
+from gpu_worker.models import LoadedModel, ModelConfig, check_model, checkpoint_dtype, load_model, ungrouped
+from gpu_worker.models.loader import LoadFormat
 from gpu_worker.policies.base import CacheShape, Policy, without_index
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.hyper_parameters import read_options
@@ -60,25 +62,17 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         logger.warning("faults on purpose (--faults): %s", faults)
     if device.type == "cuda":
         log_compiled()
-    calibration = read_calibration(config.calibration) if config.calibration else None
-    policies = configured_policies(config, calibration)
+    calibration, policies = _chosen_policies(config)
     default = config.default_policy
-    if config.transport == "grpc" and default != AUTO and policies[default].needs_index_here:
-        raise ConfigError(f"--policy {default}: {without_index(policies[default])}")
     limit = _memory_limit(config, device)
     if limit is not None:
         limit_process(device, limit)
     model = _load(config, device, report)
-    if calibration is not None:
-        calibration.check(model.config)
-    num_parts, head_dim = cast(PQCache, policies["pqcache"]).num_subvectors, model.config.head_dim
-    if head_dim % num_parts:
-        raise ConfigError(
-            f"--pq-subvectors {num_parts} does not divide the model's head size {head_dim}; give one that does"
-        )
+    _check_fit(policies, calibration, model.config)
     max_num_seqs = config.max_num_seqs or (CPU_SEQS if device.type == "cpu" else GPU_SEQS)
     shape = cache_shape(model, max_num_seqs, _max_model_len(config, model.config))
-    slot_bytes, most_index_bytes = _room(config, limit, model, shape, policies)
+    layers = LayerMap.with_full(model.config.num_layers, config.full_layers)
+    slot_bytes, most_index_bytes = _room(config, limit, model, shape, layers, policies)
     options = EngineOptions(
         max_model_len=shape.max_model_len,
         slot_bytes=slot_bytes,
@@ -89,7 +83,7 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         stretch=config.prefill_stretch,
         store_patience_seconds=config.store_patience_s,
         hot_cache=config.hot_cache,
-        full_layers=config.full_layers,
+        layers=layers,
         default_policy=default,
         default_budget=config.default_budget,
         policies=policies,
@@ -101,7 +95,7 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         captures_graphs=not config.enforce_eager,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config, model, faults, traces)
+    client = connect_store(config, model, layers, faults, traces)
     report("attach to the KV store", 1, 1)
     if not faults:
         return assemble(model, client, options)
@@ -112,6 +106,55 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         faulty_prefill(faults, usual_prefill(model.decoder, options)),
         faulty_decode(faults),
     )
+
+
+def check_options(config: WorkerConfig) -> None:
+    """Check what can be checked of the options and the model in a moment, without weights, memory or a store.
+
+    Raises the ConfigError or ModelError of `build_engine`.
+    """
+    device = torch.device(find_device(config.device))
+    calibration, policies = _chosen_policies(config)
+    _memory_limit(config, device)
+    model = check_model(
+        config.model,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        load_format=_load_format(config),
+    )
+    if model is None:
+        return
+    dtype = find_dtype(config.dtype, device.type)
+    _check_fit(policies, calibration, model)
+    _max_model_len(config, model)
+    compute_dtype = getattr(torch, dtype) if dtype else checkpoint_dtype(model)
+    if config.slot_memory_bytes is not None:
+        count_blocks(config.slot_memory_bytes, model, compute_dtype)
+
+
+def _chosen_policies(config: WorkerConfig) -> tuple[Calibration | None, dict[str, Policy]]:
+    """The calibration, if there is one, and all policies. Raises ConfigError."""
+    calibration = read_calibration(config.calibration) if config.calibration else None
+    policies = configured_policies(config, calibration)
+    default = config.default_policy
+    if config.transport == "grpc" and default != AUTO and policies[default].needs_index_here:
+        raise ConfigError(f"--policy {default}: {without_index(policies[default])}")
+    return calibration, policies
+
+
+def _check_fit(policies: dict[str, Policy], calibration: Calibration | None, model: ModelConfig) -> None:
+    """Raises ConfigError for a calibration of another model, and for parts that its heads cannot be cut into."""
+    if calibration is not None:
+        calibration.check(model)
+    num_parts, head_dim = cast(PQCache, policies["pqcache"]).num_subvectors, model.head_dim
+    if head_dim % num_parts:
+        raise ConfigError(
+            f"--pq-subvectors {num_parts} does not divide the model's head size {head_dim}; give one that does"
+        )
+
+
+def _load_format(config: WorkerConfig) -> LoadFormat:
+    return "dummy" if config.load_format == "dummy" else "safetensors"
 
 
 def configured_policies(config: WorkerConfig, calibration: Calibration | None) -> dict[str, Policy]:
@@ -140,11 +183,15 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
 
 
 def connect_store(
-    config: WorkerConfig, model: LoadedModel, faults: Faults = NO_FAULTS, traces: Traces | None = None
+    config: WorkerConfig,
+    model: LoadedModel,
+    layers: LayerMap,
+    faults: Faults = NO_FAULTS,
+    traces: Traces | None = None,
 ) -> StoreClient:
-    """Attach to the store. Raises StoreUnavailable with the store's own reason."""
+    """Attach to the store, which is to keep some of the layers. Raises StoreUnavailable with the store's own reason."""
     sizes, dtype_name = model.config, str(model.decoder.dtype).removeprefix("torch.")
-    layout = Layout(sizes.num_layers, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
+    layout = Layout(layers.num_kept, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
     try:
         return faulty_connect(faults)(
             config.store,
@@ -190,7 +237,7 @@ def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedM
             dtype=getattr(torch, dtype) if dtype else None,
             revision=config.revision,
             download_dir=config.download_dir,
-            load_format="dummy" if config.load_format == "dummy" else "safetensors",
+            load_format=_load_format(config),
             progress=lambda done, total: report("load weights", done, total),
         )
         return ungrouped(model) if config.granularity == "q_head" else model
@@ -206,6 +253,7 @@ def _room(
     limit: int | None,
     model: LoadedModel,
     shape: CacheShape,
+    layers: LayerMap,
     policies: dict[str, Policy],
 ) -> tuple[int, int | None]:
     """Bytes of slots: as configured; else what is left of the device's memory, or a share of the host's. And of all
@@ -223,7 +271,7 @@ def _room(
         default_policy=LONG if config.default_policy == AUTO else config.default_policy,
         default_budget=config.default_budget,
         prefill_chunk=config.prefill_chunk,
-        full_layers=config.full_layers,
+        layers=layers,
         index_device=IndexDevice(config.index_device),
         has_indexes=config.transport != "grpc",
     )

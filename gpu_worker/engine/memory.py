@@ -77,11 +77,11 @@ class MemoryPlan:
         seats, decode = seat_bytes(workload), decode_bytes(workload)
         prefill = prefill_bytes(workload) + short_pass_bytes(workload)
         default = workload.default
-        indexes = index_bytes(default, workload.shape) if workload.has_indexes else 0
+        indexes = index_bytes(default, workload.policy_shape) if workload.has_indexes else 0
         rest = available - seats - prefill - decode - indexes
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
         likely_others = workload.likely_others if workload.has_indexes else ()
-        sizes = {policy.name: index_bytes(policy, workload.shape) for policy in likely_others}
+        sizes = {policy.name: index_bytes(policy, workload.policy_shape) for policy in likely_others}
         others = _within(min(OTHERS_SHARE * rest, rest - least), sizes)
         indexes, rest = indexes + others, rest - others
         plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
@@ -136,16 +136,17 @@ def seat_bytes(workload: Workload) -> int:
     pool = SlotPool(1, 2 * shape.head_dim, workload.dtype, shape.device)
     max_slots = shape.max_model_len + BLOCK_SIZE
     tables = BlockTables(pool, shape.max_num_seqs, shape.num_layers, shape.num_kv_heads, max_slots)
-    fixed = FixedSlots(shape)
+    of_policies = replace(workload.policy_shape, device=shape.device)
+    fixed = FixedSlots(of_policies)
     for policy in workload.policies.values():
         plan = workload.plan(policy)
         if plan.selects and policy.family is Family.RECALL:
             fixed.make_room(plan.num_sink + ring_size(policy, plan))
     # Slabs have 64 tokens at least, mostly. While the fixed slots are widened, the old ones are there too.
     slab_tables = shape.max_num_seqs * shape.num_layers * (shape.max_model_len // 64 + 1) * 4
-    hot = HotCache(shape, pool, tables)
-    kept = _kept_bytes(workload, shape)
-    seen = SeenRows(shape).num_bytes
+    hot = HotCache(of_policies, pool, tables)
+    kept = _kept_bytes(workload, of_policies)
+    seen = SeenRows(of_policies).num_bytes
     return tables.tables.nbytes + hot.num_bytes + 3 * fixed.table.nbytes // 2 + slab_tables + kept + seen
 
 
@@ -188,11 +189,11 @@ def least_slot_bytes(workload: Workload) -> int:
     shape, policy = workload.shape, workload.default
     plan, slots, num_dense = workload.plan(policy), shape.max_model_len, shape.num_layers
     if policy.family is Family.RECALL and plan.selects and not plan.all_resident:
-        num_dense = min(workload.full_layers, shape.num_layers)
+        num_dense = shape.num_layers - workload.policy_shape.num_layers
         needed = plan.num_sink + policy.max_window(plan) + 1 + (plan.num_selected or 0)
         slots = min(slots, needed)
     if policy.family is Family.RETAIN and plan.selects:
-        num_dense = min(workload.full_layers, shape.num_layers)
+        num_dense = shape.num_layers - workload.policy_shape.num_layers
         # A head's last block may be nearly empty, however a layer's budget is dealt.
         slots = min(slots, plan.budget_tokens + 1) + BLOCK_SIZE
     blocks = num_dense * num_blocks(shape.max_model_len) + (shape.num_layers - num_dense) * num_blocks(slots)

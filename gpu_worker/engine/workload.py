@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from gpu_worker.caches.layer_map import POLICY, LayerMap
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.registry import ablations
@@ -26,7 +27,7 @@ class Workload:
     default_policy: str
     default_budget: Budget
     prefill_chunk: int
-    full_layers: int
+    layers: LayerMap
     index_device: IndexDevice
     # On the device; else the store has them, and selects.
     has_indexes: bool = True
@@ -40,6 +41,11 @@ class Workload:
         """Policies besides the default one that requests may name; ablations get room only when a request names one."""
         others = self.policies.keys() - ablations().keys() - {self.default_policy}
         return [self.policies[name] for name in others]
+
+    @property
+    def policy_shape(self) -> CacheShape:
+        """Of the layers that policies serve."""
+        return self.shape.part(self.layers.layers_of(POLICY))
 
     def plan(self, policy: Policy) -> Plan:
         """Of the longest prompt with the default budget."""
@@ -72,7 +78,7 @@ class Workload:
         plan = self.plan(policy)
         if policy.family is not Family.RETAIN or not plan.selects:
             return 0
-        retain, num_layers = cast(RetainPolicy, policy), shape.num_layers - self.full_layers
+        retain, num_layers = cast(RetainPolicy, policy), self.policy_shape.num_layers
         try:
             budgets = [retain.layer_budget(plan, layer, num_layers) for layer in range(num_layers)]
         except ValueError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 
 from carrel.process.gguf_file import GGUFError, GGUFHead, read_gguf
 from gpu_worker.errors import ModelError
@@ -75,15 +75,35 @@ def load_model(
     config = read_config(source)
     checkpoint = None
     if not is_dummy:
-        checkpoint = GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
+        checkpoint = _checked_checkpoint(source, config)
         config = _settle_head(checkpoint, config)
-    decoder = _allocate(config, torch.device(device), dtype or _checkpoint_dtype(config))
+    decoder = _allocate(config, torch.device(device), dtype or checkpoint_dtype(config))
     if checkpoint is None:
         _fill_random(decoder, progress)
     else:
         _fill(decoder, checkpoint, progress)
     num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
     return LoadedModel(config, decoder, num_parameters, str(source))
+
+
+def check_model(
+    path_or_id: str, *, revision: str | None, download_dir: str | None, load_format: LoadFormat
+) -> ModelConfig | None:
+    """Check what `load_model` checks before it takes memory: configuration, names, shapes and types of the weights.
+
+    Downloads nothing: None for a model of the hub that is not in its cache. Raises ModelError.
+    """
+    is_dummy, source = load_format == "dummy", Path(path_or_id).expanduser()
+    if not source.exists():
+        cached = try_to_load_from_cache(path_or_id, "config.json", download_dir, revision)
+        if not isinstance(cached, str):
+            return None
+        source = Path(cached).parent
+    config = read_config(source)
+    # of a model of the hub, weights may still have to come
+    if not is_dummy and Path(path_or_id).expanduser().exists():
+        _checked_checkpoint(source, config)
+    return config
 
 
 def read_config(source: Path) -> ModelConfig:
@@ -119,13 +139,20 @@ def _gguf_config(head: GGUFHead) -> ModelConfig:
     return replace(config, rope=replace(config.rope, frequency_factors=factors))
 
 
+def _checked_checkpoint(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
+    """Open the weights and check their names, shapes and types."""
+    checkpoint = GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
+    if HEAD in checkpoint.names():
+        config = replace(config, tie_word_embeddings=False)
+    ignorable = frozenset(name for name in checkpoint.names() if is_ignorable(name, config))
+    checkpoint.check({name: part.shape for name, part in weight_slices(config).items()}, ignorable)
+    return checkpoint
+
+
 def _settle_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> ModelConfig:
-    """Check the tensors, and untie a head of the checkpoint's own, as transformers does whatever the config says."""
+    """Untie a head of the checkpoint's own, as transformers does whatever the config says."""
     if not config.tie_word_embeddings or HEAD not in checkpoint.names():
-        _check(checkpoint, config)
         return config
-    untied = replace(config, tie_word_embeddings=False)
-    _check(checkpoint, untied)
     both = dict(checkpoint.tensors(frozenset({EMBEDDING, HEAD})))
     if torch.equal(both[EMBEDDING], both[HEAD]):
         return config
@@ -133,15 +160,11 @@ def _settle_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -
         "config.json ties the output head to the embedding, but the weights have an lm_head.weight that differs: it is "
         "used. Set tie_word_embeddings to false to silence this"
     )
-    return untied
+    return replace(config, tie_word_embeddings=False)
 
 
-def _check(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> None:
-    ignorable = frozenset(name for name in checkpoint.names() if is_ignorable(name, config))
-    checkpoint.check({name: part.shape for name, part in weight_slices(config).items()}, ignorable)
-
-
-def _checkpoint_dtype(config: ModelConfig) -> torch.dtype:
+def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
+    """The type that the checkpoint names, or float32. Raises ModelError for one that cannot be computed in."""
     name = config.checkpoint_dtype or "float32"
     if name not in _DTYPES:
         raise ModelError(f"config.json says dtype {name!r}; choose one of {', '.join(_DTYPES)} yourself")

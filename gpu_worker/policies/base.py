@@ -28,7 +28,10 @@ class Family(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Sizes that every piece of KV state is built from. dtype: of the model's keys."""
+    """Sizes that every piece of KV state is built from.
+
+    dtype: of the model's keys. layers: which layers of the model these are, where a cache serves some; None: all.
+    """
 
     max_num_seqs: int
     num_layers: int
@@ -39,6 +42,11 @@ class CacheShape:
     scale: float
     device: torch.device
     dtype: torch.dtype = torch.float32
+    layers: tuple[int, ...] | None = None
+
+    def part(self, layers: tuple[int, ...]) -> CacheShape:
+        """The same of some of the model's layers, one behind another."""
+        return replace(self, num_layers=len(layers), layers=layers)
 
     def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 
+from carrel.process.fair_turns import FairTurns
 from carrel.process.request_context import RequestContext, working_for
 from carrel.process.trace_context import trace_of_call
 from carrel.process.tracing import Span
@@ -75,6 +76,7 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self._max_pending = max_pending
         # Of scored prompts one message is made at a time, whoever waits for it.
         self._telling = asyncio.Lock()
+        self._compiling = FairTurns(1)
 
     async def Generate(
         self, request: gpu_worker_pb2.GenerateRequest, context: grpc.aio.ServicerContext
@@ -90,7 +92,9 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
             # Tells the caller that the request is taken: a grammar, and the first event, may take long.
             await context.send_initial_metadata(())
             if (grammar := converters.read_grammar(request)) is not None:
-                constraint = await asyncio.wrap_future(self._grammars.compile(grammar))
+                # one that is refused may take seconds: each caller waits for one of every other
+                async with self._compiling.turn(request.prefix_salt, 1):
+                    constraint = await asyncio.wrap_future(self._grammars.compile(grammar))
                 generation = dataclasses.replace(generation, constraint=constraint)
             await self._stream(generation, span, context)
 

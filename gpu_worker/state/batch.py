@@ -92,8 +92,8 @@ class BatchShape:
     """All that a step's launches follow from: one captured step serves every batch of this shape."""
 
     groups: tuple[GroupShape, ...]
-    # Where some layers are dense for everyone: the whole batch as one group.
-    dense: GroupShape | None
+    # Of layers that serve every sequence alike, by cache: the whole batch as one group.
+    everyone: tuple[GroupShape, ...] = ()
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -106,12 +106,10 @@ class BatchShape:
 
     def covers(self, other: BatchShape) -> bool:
         """Whether a step of this shape serves a batch of the other one, with padding."""
-        mine, others = (*self.groups, self.dense), (*other.groups, other.dense)
-        return len(mine) == len(others) and all(
-            (one is None and another is None)
-            or (one is not None and another is not None and one.covers(another))
-            for one, another in zip(mine, others, strict=True)
-        )
+        if len(self.groups) != len(other.groups) or len(self.everyone) != len(other.everyone):
+            return False
+        mine, others = (*self.groups, *self.everyone), (*other.groups, *other.everyone)
+        return all(one.covers(another) for one, another in zip(mine, others, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +135,11 @@ class Batch:
         shape_of: Callable[[list[Sequence]], GroupShape],
         buckets: Buckets,
         num_seats: int,
-        some_dense: bool,
+        shapes_of_all: Callable[[list[Sequence], int, int], tuple[GroupShape, ...]],
     ) -> Batch:
-        """shape_of: of a group, which are the sequences of one kind; made with the same buckets. some_dense: whether
-        there are layers that are dense for everyone."""
+        """shape_of: of a group, which are the sequences of one kind; made with the same buckets. shapes_of_all: of the
+        whole batch in layers that serve every sequence alike, by its sequences, its lanes, and the tokens of the
+        longest with its new one, rounded up."""
         by_kind: dict[Kind, list[Sequence]] = {}
         for sequence in sequences:
             by_kind.setdefault(kind_of(sequence), []).append(sequence)
@@ -162,8 +161,8 @@ class Batch:
                 assert unused is not None
                 columns += [padding(unused)] * (shape.num_lanes - len(group))
         longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
-        dense = GroupShape("", False, len(columns), longest) if some_dense else None
-        return cls(BatchShape(tuple(shapes), dense), members, table_of(columns), unused)
+        everyone = shapes_of_all(sequences, len(columns), longest)
+        return cls(BatchShape(tuple(shapes), everyone), members, table_of(columns), unused)
 
     def padded_to(self, shape: BatchShape) -> Batch:
         """The same sequences in a shape that covers this one's; not of a full house."""

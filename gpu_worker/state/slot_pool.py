@@ -74,7 +74,8 @@ class SlotPool:
 
 
 class BlockTables:
-    """Which blocks hold the slots of each (sequence, layer, KV head): a seat's logical slot i lies in block i // 64.
+    """The blocks that hold the slots of each (sequence, layer, KV head), of the layers of one cache: a seat's logical
+    slot i lies in block i // 64.
 
     tables: int64 [seats, L, H_kv, max_blocks].
     """
@@ -90,26 +91,25 @@ class BlockTables:
         self._held: dict[tuple[int, int], BlockIds] = {}
         self._dealt: dict[tuple[int, int], list[int]] = {}
 
-    def assign(self, seat: int, layers: range, num_slots: int) -> None:
-        """Give every KV head of these layers room for `num_slots` slots. Raises CapacityError."""
-        per_head = num_blocks(num_slots)
-        blocks = self._pool.allocate(len(layers) * self._num_kv_heads * per_head)
-        self._hold(seat, layers, blocks.reshape(len(layers), self._num_kv_heads, per_head))
+    def assign(self, seat: int, num_slots: int) -> None:
+        """Give every KV head of every layer room for `num_slots` slots. Raises CapacityError."""
+        shape = self._num_layers, self._num_kv_heads, num_blocks(num_slots)
+        self._hold(seat, self._pool.allocate(math.prod(shape)).reshape(shape))
 
     def reserve(self, seat: int, layer: int, num_blocks: int) -> None:
         """Reserve so many blocks for a layer, to be divided among its heads later. Raises CapacityError."""
         self._held[seat, layer] = self._pool.allocate(num_blocks)
 
-    def deal_evenly(self, seat: int, layers: range, num_blocks: list[int]) -> None:
+    def deal_evenly(self, seat: int, num_blocks: list[int]) -> None:
         """Give each KV head of every layer so many of the layer's reserved blocks, and keep the rest, to divide all
         again: in one copy to the device, where `deal` makes one for each layer that is divided otherwise."""
         num_heads, most = self._num_kv_heads, max(num_blocks)
         # What pads a head's is never read.
-        heads = np.zeros((len(layers), num_heads, most), dtype=np.int64)
-        for layer, of_layer, count in zip(layers, heads, num_blocks, strict=True):
+        heads = np.zeros((self._num_layers, num_heads, most), dtype=np.int64)
+        for layer, (of_layer, count) in enumerate(zip(heads, num_blocks, strict=True)):
             of_layer[:, :count] = self._held[seat, layer][: num_heads * count].reshape(num_heads, count)
             self._dealt[seat, layer] = [count] * num_heads
-        self.tables[seat, layers.start : layers.stop, :, :most] = to_device(heads, self.tables.device)
+        self.tables[seat, :, :, :most] = to_device(heads, self.tables.device)
 
     def deal(self, seat: int, layer: int, num_blocks: list[int], frees_rest: bool = True) -> None:
         """Give each KV head so many of the layer's reserved blocks, and free the rest, or keep it to divide it again.
@@ -134,17 +134,17 @@ class BlockTables:
             heads[head, :count] = held[end - count : end]
         self.tables[seat, layer, :, :most] = to_device(heads, self.tables.device)
 
-    def shrink(self, seat: int, layers: range, num_slots: int) -> None:
-        """Leave every KV head of these layers the blocks of its first `num_slots` slots; the others are free."""
+    def shrink(self, seat: int, num_slots: int) -> None:
+        """Leave every KV head the blocks of its first `num_slots` slots; the others are free."""
         num_kept = num_blocks(num_slots)
-        for layer in layers:
+        for layer in range(self._num_layers):
             held = self._held[seat, layer]
             self._held[seat, layer] = held[:, :num_kept].copy()
             self._pool.free(held[:, num_kept:])
 
-    def blocks_of(self, seat: int, layers: range, num_blocks: int) -> BlockIds:
-        """The first blocks of each KV head of layers that `assign` gave some: [layers, H_kv, num_blocks]."""
-        return np.stack([self._held[seat, layer][:, :num_blocks] for layer in layers])
+    def blocks_of(self, seat: int, layer: int, num_blocks: int) -> BlockIds:
+        """The first blocks of each KV head of a layer to which `assign` gave some: [H_kv, num_blocks]."""
+        return self._held[seat, layer][:, :num_blocks]
 
     def num_held(self, seat: int) -> int:
         """Blocks that a seat holds in all layers; 0 for none."""
@@ -154,33 +154,36 @@ class BlockTables:
         """Of the slots that a seat holds in all layers; 0 for none."""
         return self.num_held(seat) * BLOCK_SIZE * self._pool.row_bytes
 
-    def extend(self, seat: int, layers: range, num_slots: int) -> None:
-        """Give every KV head of these layers blocks for `num_slots` slots, with those that it has, which are as many in
-        all of them. Raises CapacityError."""
-        begin, end = self._held[seat, layers.start].shape[1], num_blocks(num_slots)
-        shape = len(layers), self._num_kv_heads, end - begin
+    def extend(self, seat: int, num_slots: int) -> None:
+        """Give every KV head blocks for `num_slots` slots, with those that it has, which are as many in all layers.
+        Raises CapacityError."""
+        begin, end = self._held[seat, 0].shape[1], num_blocks(num_slots)
+        shape = self._num_layers, self._num_kv_heads, end - begin
         added = self._pool.allocate(math.prod(shape)).reshape(shape)
-        for layer, more in zip(layers, added, strict=True):
+        for layer, more in enumerate(added):
             self._held[seat, layer] = np.concatenate([self._held[seat, layer], more], axis=1)
-        device = self.tables.device
-        self.tables[seat, layers.start : layers.stop, :, begin:end] = to_device(added, device)
+        self.tables[seat, :, :, begin:end] = to_device(added, self.tables.device)
 
-    def release(self, seat: int, layers: range) -> None:
+    def release(self, seat: int) -> None:
         """Free what `assign` or `reserve` gave; nothing where they gave nothing."""
-        for layer in layers:
+        for layer in range(self._num_layers):
             self._dealt.pop((seat, layer), None)
             if (held := self._held.pop((seat, layer), None)) is not None:
                 self._pool.free(held)
 
     @property
+    def _num_layers(self) -> int:
+        return self.tables.shape[1]
+
+    @property
     def _num_kv_heads(self) -> int:
         return self.tables.shape[2]
 
-    def _hold(self, seat: int, layers: range, blocks: BlockIds) -> None:
-        """blocks: all of these layers', [layers, H_kv, blocks of a head]."""
-        self._held.update({(seat, layer): held for layer, held in zip(layers, blocks, strict=True)})
+    def _hold(self, seat: int, blocks: BlockIds) -> None:
+        """blocks: of all layers, [L, H_kv, blocks of a head]."""
+        self._held.update({(seat, layer): held for layer, held in enumerate(blocks)})
         held = to_device(blocks, self.tables.device)
-        self.tables[seat, layers.start : layers.stop, :, : blocks.shape[2]] = held
+        self.tables[seat, :, :, : blocks.shape[2]] = held
 
 
 def physical_slots(tables: Tensor, slots: Tensor) -> Tensor:

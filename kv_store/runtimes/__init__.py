@@ -64,6 +64,12 @@ def load_runtime(name: str) -> type[Runtime]:
     # By default 512 MiB, and five older ones, of each of its processes: a container keeps them in memory.
     os.environ["RAY_ROTATION_MAX_BYTES"] = str(256 << 10)
     os.environ["RAY_ROTATION_BACKUP_COUNT"] = "1"
+    # The connection to Ray would wait for workers that no actor has asked for.
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112
+    # By default 20, 60 and 30 seconds, too short where many other programs run.
+    os.environ["RAY_gcs_server_port_wait_time_s"] = "150"  # noqa: SIM112
+    os.environ["RAY_worker_register_timeout_seconds"] = "150"  # noqa: SIM112
+    os.environ["RAY_agent_register_timeout_ms"] = "150000"  # noqa: SIM112
     # Without clusters Ray uses the loopback address; with them it replaces 127.0.0.1 by an outside one.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     from kv_store.runtimes.ray_local import RayRuntime

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import logging
 import os
 import secrets
 import shutil
@@ -25,14 +23,14 @@ from kv_store.errors import ConfigError, KVStoreError
 from kv_store.handoff import claim_socket_path
 from kv_store.memory import check_room
 from kv_store.runtimes import Runtime
+from kv_store.runtimes.children import adopt_orphans, descendants, end_children
+from kv_store.runtimes.ray_start import REMEDY, START_SECONDS, Patience, StartFailed, start_ray
 
-_OBJECT_STORE_BYTES = 80_000_000
 # Ray appends up to 66 characters for its sockets, and a socket's path ends at 107.
 _MAX_FOLDER_CHARACTERS = 40
-_START_TIMEOUT_SECONDS = 120.0
 _STOP_TIMEOUT_SECONDS = 10.0
 _WATCH_SECONDS = 0.2
-_PR_SET_CHILD_SUBREAPER = 36
+_READY_SECONDS = 1.0
 
 
 class RayRuntime(Runtime):
@@ -50,12 +48,10 @@ class RayRuntime(Runtime):
             stack.callback(_remove, folder)
             self._folder = folder
             _use_token(folder)
-            _adopt_orphans()
-            stack.callback(_end_children)
-            events.progress("start Ray", 0, 1)
+            adopt_orphans()
+            stack.callback(end_children, _STOP_TIMEOUT_SECONDS)
             stack.callback(ray.shutdown)
-            _start_ray(f"{folder}/r", config.num_trainers + 1)
-            events.progress("start Ray", 1, 1)
+            start_ray(f"{folder}/r", config.num_trainers + 1, events)
             events.progress("start the store", 0, 1)
             # Any: Ray makes an actor's methods at run time.
             actor_class: Any = ray.remote(StoreActor)
@@ -93,31 +89,41 @@ class RayRuntime(Runtime):
         self._stack.close()
 
     def abandon(self) -> None:
-        for pid in _descendants(os.getpid()):
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _end_children(0.0)
+        end_children(0.0)
         for path in _socket_paths(self._config):
             path.unlink(missing_ok=True)
         _remove(self._folder)
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        """Return when the actor serves. Raises KVStoreError when it fails, and ConfigError when it takes too long."""
+        patience = Patience(self._events, "the store's actor", START_SECONDS)
+        answer = self._actor.ready.remote()
         while True:
             try:
-                ray.get(self._actor.ready.remote(), timeout=max(0.1, deadline - time.monotonic()))
+                ray.get(answer, timeout=_READY_SECONDS)
                 return
-            except ray.exceptions.ActorUnavailableError as exc:
+            except ray.exceptions.GetTimeoutError:
+                self._be_patient(patience)
+            except ray.exceptions.ActorUnavailableError:
                 # Ray is restarting it.
-                if time.monotonic() > deadline:
-                    raise KVStoreError("the store did not come back") from exc
+                self._be_patient(patience)
                 time.sleep(_WATCH_SECONDS)
+                answer = self._actor.ready.remote()
             except ray.exceptions.RayTaskError as exc:
                 if isinstance(exc.cause, KVStoreError):
                     raise exc.cause from exc
                 raise KVStoreError(f"the store failed to start: {exc.cause}") from exc
             except ray.exceptions.RayError as exc:
                 raise KVStoreError("the store's process died") from exc
+
+    def _be_patient(self, patience: Patience) -> None:
+        try:
+            patience.check()
+        except StartFailed as error:
+            raise ConfigError(f"--runtime ray: {error}; {REMEDY}") from error
 
     def _stop_actor(self) -> None:
         # A dead or stuck actor is ended all the same.
@@ -158,61 +164,6 @@ def _use_token(folder: str) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     os.environ["RAY_AUTH_TOKEN_PATH"] = path
-
-
-def _start_ray(folder: str, num_cpus: int) -> None:
-    try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            num_gpus=0,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace=NAMESPACE,
-            configure_logging=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-        )
-    except (ray.exceptions.RayError, RuntimeError, OSError, ValueError) as exc:
-        raise ConfigError(
-            f"--runtime ray: the local Ray did not start: {str(exc).strip().splitlines()[0]}"
-        ) from exc
-
-
-def _adopt_orphans() -> None:
-    """Let grandchildren whose parent ends become our children, so that none outlives us unseen."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise ConfigError(f"--runtime ray: prctl refused: {os.strerror(ctypes.get_errno())}")
-
-
-def _children(parent: int) -> list[int]:
-    lists = Path(f"/proc/{parent}/task").glob("*/children")
-    found = []
-    for path in lists:
-        # It may be gone by now.
-        with contextlib.suppress(OSError):
-            found += [int(pid) for pid in path.read_text().split()]
-    return found
-
-
-def _descendants(parent: int) -> list[int]:
-    children = _children(parent)
-    return [*children, *(pid for child in children for pid in _descendants(child))]
-
-
-def _end_children(seconds: float = _STOP_TIMEOUT_SECONDS) -> None:
-    """Wait for Ray's processes, which have been told to end; kill what stays."""
-    deadline = time.monotonic() + seconds
-    while children := _children(os.getpid()):
-        for pid in children:
-            with contextlib.suppress(ChildProcessError, ProcessLookupError):
-                if time.monotonic() > deadline:
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.05)
 
 
 def _remove(folder: str) -> None:

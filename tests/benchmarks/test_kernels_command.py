@@ -1,4 +1,4 @@
-"""`carrel bench kernels` and `gather` at tiny sizes: every case's reference is right, and a run of each."""
+"""`carrel bench kernels` at tiny sizes: every case's reference is right, and a run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import pytest
 import torch
 
 import gpu_worker
-from benchmarks import plots
 from benchmarks.__main__ import main
-from benchmarks.commands.gather import host_path
 from benchmarks.commands.options import Workload
-from benchmarks.host_rows import host_rows
-from benchmarks.kernels import OPS, cases_of
 from benchmarks.kernels.base import (
     Ceilings,
     KernelCase,
@@ -28,7 +24,8 @@ from benchmarks.kernels.base import (
     mismatch,
     relative_error,
 )
-from benchmarks.report import render
+from benchmarks.kernels.cases import OPS, cases_of
+from benchmarks.pages import render
 from benchmarks.shapes import SHAPES
 from benchmarks.timing import in_turn, time_steps
 
@@ -102,52 +99,17 @@ def test_what_prepares_a_step_is_not_timed() -> None:
     assert steps == list(range(7))
 
 
-def test_the_host_path_gathers_the_rows() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    with host_rows(1 << 16, CPU) as memory, ThreadPoolExecutor(3) as threads:
-        rows = memory.host.view(-1, 512)
-        places = torch.randperm(128)[:50]
-        pool = torch.zeros(50, 512, dtype=torch.uint8)
-        host_path(rows, places, pool, threads, 3)()
-        assert torch.equal(pool, rows[places])
-        assert len(rows.unique(dim=0)) == 128
-
-
-def test_a_plot_without_points_is_not_drawn(tmp_path: Path) -> None:
-    plots.lines(tmp_path / "a.png", "x", "y", {"nothing": []})
-    plots.bars(tmp_path / "b.png", "y", [], {})
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("argv", "shown"),
-    [
-        (
-            ["kernels", "--model-shape", "tiny", "--budget", "16", "--workloads", "64x1", "--ops", "top_k"],
-            "| top_k | 2 x 64",
-        ),
-        (
-            ["gather", "--region", "256KiB", "--rows", "10", "9999", "--threads", "2"],
-            "| gather kernel | 512 | 512 |",
-        ),
-    ],
-)
-def test_a_run_writes_a_table_json_and_plots(
-    argv: list[str],
-    shown: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_run_writes_a_table_and_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.commands.kernels.copy_ceilings", lambda device: Ceilings(1.0, 0.5))
     path = tmp_path / "result.json"
-    assert main([*argv, "--device", "cpu", "--json", str(path), "--plots", str(tmp_path / "plots")]) == 0
+    argv = ["kernels", "--model-shape", "tiny", "--budget", "16", "--workloads", "64x1", "--ops", "top_k"]
+    assert main([*argv, "--device", "cpu", "--json", str(path)]) == 0
     table = capsys.readouterr().out
-    assert shown in table
-    assert json.loads(path.read_text())["benchmark"] == argv[0]
+    assert "| top_k | 2 x 64" in table
+    assert json.loads(path.read_text())["benchmark"] == "kernels"
     assert table.strip() in render(path)
-    assert [each.suffix for each in (tmp_path / "plots").iterdir()] != []
 
 
 def test_a_kernel_that_fails_does_not_cost_the_others(

@@ -16,11 +16,12 @@ from waiting import PATIENCE
 from benchmarks.__main__ import main
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient
-from benchmarks.load.generator import run_level
-from benchmarks.load.levels import Level, Percentiles, RequestResult, ServeRow, summarize
-from benchmarks.report import render
+from benchmarks.load.requests import Asked, Percentiles, RequestResult
+from benchmarks.load.traffic import ClassRow, Slo, TrafficClass, run_traffic
+from benchmarks.pages import render
 
-LEVEL = Level("pqcache", 8, 2, 40, 6, 5)
+CLIENTS = TrafficClass("clients", 40, 6, count=5, at_once=2)
+ASKED = Asked("pqcache", 8, 6)
 
 
 @pytest.fixture(scope="module")
@@ -36,21 +37,21 @@ def stack(shared: Stack) -> Stack:
     return shared
 
 
-def run(stack: Stack, level: Level) -> ServeRow:
-    async def load() -> ServeRow:
-        async with LoadClient(stack.url, None, PATIENCE) as client:
-            return await run_level(client, await client.model(), level, "1", lambda: None)
+def run(stack: Stack, clients: TrafficClass, asked: Asked, kind: type[LoadClient] = LoadClient) -> ClassRow:
+    async def load() -> ClassRow:
+        async with kind(stack.url, None, PATIENCE) as client:
+            model = await client.model()
+            (row,) = await run_traffic(client, model, [clients], asked, 0.0, "1", Slo(), lambda: None)
+            return row
 
     return asyncio.run(load())
 
 
-def test_every_request_is_as_the_level_says(stack: Stack) -> None:
-    row = run(stack, LEVEL)
+def test_every_request_is_as_the_class_says(stack: Stack) -> None:
+    row = run(stack, CLIENTS, ASKED)
     assert (row.num_done, row.num_failed) == (5, 0)
-    assert row.prompt_tokens == 40
-    assert row.completion_tokens == 6
     # what the fake worker tells of itself
-    assert (row.cached_tokens, row.attended_tokens, row.hit_rate, row.bytes_moved) == (3, 2.5, 0.5, 7)
+    assert (row.cached_tokens, row.attended_tokens, row.hit_rate, row.bytes_moved) == (15, 2.5, 0.5, 7)
     assert row.ttft_ms is not None
     assert row.tpot_ms is not None
     # a busy machine makes it more
@@ -64,7 +65,7 @@ def test_every_request_is_as_the_level_says(stack: Stack) -> None:
 
 
 def test_prompts_may_share_their_start(stack: Stack) -> None:
-    run(stack, Level(None, None, 1, 40, 2, 3, num_shared_tokens=30))
+    run(stack, TrafficClass("clients", 10, 2, None, 3, 1, shared_tokens=30), Asked(None, None, 2))
     asked = [list(request.prompt_token_ids) for request in stack.script.requests]
     assert len({tuple(prompt[:30]) for prompt in asked}) == 1
     assert len({tuple(prompt) for prompt in asked}) == 3
@@ -72,34 +73,34 @@ def test_prompts_may_share_their_start(stack: Stack) -> None:
 
 
 def test_no_more_than_the_concurrency_is_under_way(stack: Stack) -> None:
-    class Counting(LoadClient):
-        num_running = most = 0
+    most = []
 
-        async def complete(self, model: str, prompt: list[int], level: Level) -> RequestResult:
+    class Counting(LoadClient):
+        num_running = 0
+
+        async def complete(self, model: str, prompt: list[int] | str, asked: Asked) -> RequestResult:
             self.num_running += 1
-            self.most = max(self.most, self.num_running)
+            most[-1] = max(most[-1], self.num_running)
             try:
-                return await super().complete(model, prompt, level)
+                return await super().complete(model, prompt, asked)
             finally:
                 self.num_running -= 1
 
-    async def most_at_once(concurrency: int) -> int:
-        async with Counting(stack.url, None, PATIENCE) as client:
-            level = Level(None, None, concurrency, 20, 8, 8)
-            await run_level(client, await client.model(), level, "1", lambda: None)
-            return client.most
-
-    assert [asyncio.run(most_at_once(concurrency)) for concurrency in (1, 4)] == [1, 4]
+    for at_once in (1, 4):
+        most.append(0)
+        clients = TrafficClass("clients", 20, 8, count=8, at_once=at_once)
+        run(stack, clients, Asked(None, None, 8), Counting)
+    assert most == [1, 4]
 
 
 def test_failures_are_counted_and_told(stack: Stack) -> None:
     stack.script = Script(reply=[70, 71], fail_at=1, fail_with=(grpc.StatusCode.INTERNAL, "broken", ()))
-    row = run(stack, LEVEL)
+    row = run(stack, CLIENTS, ASKED)
     assert (row.num_done, row.num_failed) == (0, 5)
     assert row.error
     assert row.ttft_ms is None
     stack.say("the")
-    refused = run(stack, Level("no-such-policy", None, 1, 20, 2, 1))
+    refused = run(stack, TrafficClass("clients", 20, 2, count=1, at_once=1), Asked("no-such-policy", None, 2))
     assert refused.num_failed == 1
     assert "no-such-policy" in str(refused.error)
 
@@ -111,15 +112,14 @@ def test_percentiles() -> None:
     assert found == Percentiles(50.0, 95.0, 99.0)
 
 
-def test_a_single_token_has_no_time_between_tokens() -> None:
-    result = RequestResult(0.5, 0.5, 0.6, 10, 1, 0, {})
-    row = summarize(LEVEL, [result], [], 2.0)
+def test_a_single_token_has_no_time_between_tokens(stack: Stack) -> None:
+    assert RequestResult(0.5, 0.5, 0.6, 10, 1, 0, {}).tpot_s is None
+    row = run(stack, TrafficClass("clients", 20, 1, count=1, at_once=1), Asked(None, None, 1))
     assert row.tpot_ms is None
-    assert row.hit_rate is None
-    assert row.ttft_ms == Percentiles(500.0, 500.0, 500.0)
+    assert row.ttft_ms is not None
 
 
-def test_a_run_writes_a_table_json_and_plots(
+def test_a_run_writes_a_table_and_json(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "serve.json"
@@ -136,15 +136,14 @@ def test_a_run_writes_a_table_json_and_plots(
         "2",
     ]
     sizes = ["--prompt-tokens", "20", "--max-tokens", "4", "--requests", "2"]
-    assert main(["serve", *options, *sizes, "--json", str(path), "--plots", str(tmp_path / "plots")]) == 0
+    assert main(["serve", *options, *sizes, "--json", str(path)]) == 0
     table = capsys.readouterr().out
     content = json.loads(path.read_text())
-    assert [(row["level"]["policy"], row["level"]["concurrency"]) for row in content["rows"]] == [
+    assert [(row["policy"], row["traffic"]["at_once"]) for row in content["rows"]] == [
         ("full", 1), ("full", 2), ("pqcache", 1), ("pqcache", 2),
     ]  # fmt: skip
     assert content["shapes"]["model"] == "tiny"
     assert table.strip() in render(path)
-    assert len(list((tmp_path / "plots").iterdir())) == 3
     shares = [request.budget.share for request in stack.script.requests if request.policy == "pqcache"]
     assert shares
     assert set(shares) == {0.5}

@@ -1,18 +1,14 @@
-"""The tables of the pages come from the committed results."""
+"""The tables between markers come from the options, the registry and the committed results."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.pages import served, sources
-from benchmarks.pages.__main__ import main, pages
-from benchmarks.pages.catalog import TABLES
-from benchmarks.pages.page import PageError, fill
-from benchmarks.report import RESULTS
+from benchmarks.pages import RESULTS, TABLES, PageError, fill, main, pages
 
 PAGE = "before\n<!-- table two -->\nold\n<!-- end -->\nafter\n"
 
@@ -45,16 +41,28 @@ def test_every_table_stands_on_a_page() -> None:
     assert [name for name in TABLES if f"<!-- table {name} -->" not in text] == []
 
 
-def test_turns_are_told_by_the_medians_of_first_and_of_later_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for file in (*RESULTS.glob("serve_*_h200.json"), *RESULTS.glob("vllm_mixed_h200.json")):
-        shutil.copy(file, tmp_path)
-    path = tmp_path / "serve_known_snapkv_h200.json"
-    content = json.loads(path.read_text())
-    times = {"p50": 1234.0, "p95": 8900.0, "p99": 8900.0}
-    content["rows"][0] |= {"first_ttft_ms": times, "later_ttft_ms": times | {"p50": 56.0}, "num_done": 6}
-    path.write_text(json.dumps(content))
-    monkeypatch.setattr(sources, "RESULTS", tmp_path)
-    (line,) = (line for line in served.under_load().splitlines() if "`snapkv`" in line)
-    assert "| 1,234 / 56 |" in line
+def test_results_are_printed_by_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("prefill_1m_h200", "fidelity_smollm2_10_h200", "quality_4k_cpu")
+    assert main([str(RESULTS / f"{name}.json") for name in names]) == 0
+    shown = capsys.readouterr().out
+    assert [shown.count(f"### {name}\n") for name in names] == [1, 1, 1]
+    assert main([str(RESULTS / "vllm_mixed_h200.json")]) == 2
+    assert "is not a result of" in capsys.readouterr().err
+
+
+def provenance(path: Path) -> tuple[Any, Any]:
+    """The command and commit that a result holds."""
+    if path.suffix == ".jsonl":
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        content = {name: value for each in found for name, value in each.items()}
+    else:
+        content = json.loads(path.read_text())
+    about = content.get("about", content)
+    return about.get("command"), about.get("commit") or about.get("versions", {}).get("commit")
+
+
+def test_every_result_tells_its_command_and_commit_or_the_page_does() -> None:
+    page = (RESULTS.parents[1] / "docs" / "benchmarks.md").read_text()
+    _, _, told = page.partition("## Finished studies")
+    silent = [path.name for path in sorted(RESULTS.iterdir()) if not all(provenance(path))]
+    assert [name for name in silent if f"`{name}`" not in told] == []

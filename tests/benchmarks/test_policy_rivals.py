@@ -1,9 +1,8 @@
-"""Carrel's rivals with every policy: what is timed, what fills the caches, and the slots they take."""
+"""Carrel's rivals with policies of every kind: what fills the caches, and the slots they take."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,18 +17,14 @@ from benchmarks.figures import DecodeCase, PrefillCase
 from benchmarks.rivals import DECODE, PREFILL, bare_engine
 from benchmarks.rivals.carrel_decode import CarrelDecode
 from benchmarks.rivals.engine_slots import House
-from benchmarks.rivals.once_compressed import once_compressed
-from benchmarks.rivals.own_work import WorkClock, timed
 from benchmarks.rivals.replayed import ReplayedPQCache
 from benchmarks.shapes import SHAPES
 from gpu_worker.policies.chelsea.policy import Chelsea
-from gpu_worker.policies.clusterkv import policy as clusterkv
-from gpu_worker.policies.clusterkv.policy import train_kmeans
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.policies.registry import registry
-from gpu_worker.policies.retain import LayerRows, RetainPolicy
+from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import Budget
 from gpu_worker.state.batch import Buckets
@@ -75,35 +70,10 @@ def training() -> Any:
 
 
 @pytest.mark.parametrize("name", PREFILLING)
-def test_a_policy_of_each_kind_is_prefilled_and_its_work_is_a_part_of_it(name: str, training: Any) -> None:
+def test_a_policy_of_each_kind_is_prefilled(name: str, training: Any) -> None:
     figures = training.measure(replace(PREFILLED, policy=name))
-    assert figures.own_ms.n == figures.own_share.n == 2
-    assert 0 < figures.own_ms.median < figures.ttft_ms.median
-    assert 0 < figures.own_share.low <= figures.own_share.high < 1
-
-
-def test_the_last_prompts_indexes_are_told_layer_by_layer() -> None:
-    figures = PREFILL.rivals["carrel"].load()(TINY, CPU).measure(replace(PREFILLED, policy="pqcache"))
-    assert [span.layer for span in figures.indexes] == list(range(TINY.num_layers))
-    assert figures.last_ms is not None
-    assert figures.unhidden_ms is not None
-    first, second = figures.last_ms
-    assert all(0 < span.asked_ms < span.ready_ms < second for span in figures.indexes)
-    assert figures.indexes[-1].asked_ms < first
-    assert figures.unhidden_ms == max(0.0, max(span.ready_ms for span in figures.indexes) - first)
-    # A dense prompt has none.
-    dense = (
-        PREFILL.rivals["carrel"]
-        .load()(TINY, CPU)
-        .measure(replace(PREFILLED, policy="full", budget_tokens=None))
-    )
-    assert (dense.indexes, dense.unhidden_ms) == ((), None)
-
-
-def test_dense_attention_has_no_work_of_its_own(training: Any) -> None:
-    figures = training.measure(replace(PREFILLED, policy="full", budget_tokens=None))
-    assert figures.own_ms is None
-    assert figures.own_share is None
+    assert figures.ttft_ms.n == figures.tt2t_ms.n == 2
+    assert 0 < figures.ttft_ms.median < figures.tt2t_ms.median
 
 
 def test_a_step_captured_while_the_house_fills_reads_what_is_replayed_later(
@@ -167,77 +137,6 @@ def test_a_retain_policy_of_each_kind_decodes_over_random_caches(name: str, deco
         assert budget <= figures.attended_tokens <= budget + (0 if policy.evicts else 10)
 
 
-def test_training_on_the_device_is_the_policy_s_work(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_trained = 0
-
-    def slow(*args: Any) -> Any:
-        nonlocal num_trained
-        num_trained += 1
-        time.sleep(0.03)
-        return train_kmeans(*args)
-
-    monkeypatch.setattr(clusterkv, "train_kmeans", slow)
-    figures = training.measure(replace(PREFILLED, policy="clusterkv"))
-    # of two layers
-    assert figures.own_ms.low >= 60
-    assert num_trained >= 2
-    num_trained = 0
-    PREFILL.rivals["carrel"].load()(TINY, CPU).measure(replace(PREFILLED, policy="clusterkv"))
-    assert num_trained == 0
-
-
-def test_the_clock_is_read_once() -> None:
-    clock = WorkClock(CPU)
-    for _ in range(2):
-        with clock.timing():
-            time.sleep(0.01)
-    assert clock.take_ms() >= 20
-    assert clock.take_ms() == 0
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_timed_policy_is_the_same_policy(name: str) -> None:
-    policy = POLICIES[name]
-    other = timed(policy, WorkClock(CPU), trains_indexes=True)
-    assert other.name == name
-    plan = policy.plan(1000, 100)
-    assert other.plan(1000, 100) == plan
-    assert other.num_queries(plan) == policy.num_queries(plan)
-    assert other.window_begin(plan, 1010) == policy.window_begin(plan, 1010)
-    assert other.max_window(plan) == policy.max_window(plan)
-    assert getattr(other, "evicts", None) == getattr(policy, "evicts", None)
-
-
-def prompt(seed: int, layer: int, num_tokens: int = 100) -> LayerRows:
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(2, num_tokens, 32, generator=generator)
-    queries = torch.randn(4, 32, 16, generator=generator)
-    return LayerRows.of_prompt(layer, 2, rows, queries, 0.25)
-
-
-def test_a_prompt_is_compressed_once_and_others_alike() -> None:
-    policy = once_compressed(Chelsea(num_recent=8))
-    assert isinstance(policy, RetainPolicy)
-    plan = policy.plan(100, 40)
-    first, rows = policy.compress(prompt(1, 0), plan, 40), prompt(2, 1)
-    second = policy.compress(rows, plan, 40)
-    assert torch.equal(second.positions, first.positions)
-    assert second.notes is not None
-    assert second.notes.exp().sum(dim=1).round().tolist() == [100, 100]
-    assert second.rounds == first.rounds > 0
-    # its own rows: attention reads others in every layer
-    assert torch.equal(second.keys[1], rows.keys[1, second.positions[1]])
-    assert policy.compress(prompt(3, 1), plan, 30).positions.shape == (2, 30)
-    # While decoding it is the policy's own turn, in every layer.
-    longer = [replace(prompt(seed, 0, 120), num_tokens=120) for seed in (4, 5)]
-    one, other = (policy.compress(rows, plan, 40).positions for rows in longer)
-    assert not torch.equal(one, other)
-
-
-def test_who_does_not_retain_is_left_alone() -> None:
-    assert once_compressed(POLICIES["pqcache"]) is POLICIES["pqcache"]
-
-
 def test_an_unknown_policy_is_told(decoding: Any, training: Any) -> None:
     with pytest.raises(NotMeasurable, match="no policy nope"):
         decoding.measure(replace(DECODED, policy="nope"))
@@ -248,7 +147,7 @@ def test_an_unknown_policy_is_told(decoding: Any, training: Any) -> None:
 def test_a_policy_has_the_options_that_are_named_with_it(decoding: Any, training: Any) -> None:
     fitted = replace(DECODED, policy="bitkeys:rest=fitted,num_sink=2")
     assert decoding.measure(fitted).attended_tokens == DECODED.budget_tokens
-    assert training.measure(replace(PREFILLED, policy="pqcache:num_bits=3")).own_ms is not None
+    assert training.measure(replace(PREFILLED, policy="pqcache:num_bits=3")).ttft_ms.n == 2
     for measure, case in ((decoding.measure, DECODED), (training.measure, PREFILLED)):
         with pytest.raises(NotMeasurable, match="rest=odd: give none or fitted"):
             measure(replace(case, policy="bitkeys:rest=odd"))

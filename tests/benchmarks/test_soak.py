@@ -15,11 +15,10 @@ from gateway_stack import Stack, running_stack, write_tokenizer
 
 from benchmarks.__main__ import main
 from benchmarks.commands.soak import worker_gauges
-from benchmarks.load.fits import fit
 from benchmarks.load.processes import process_gauges
 from benchmarks.load.questions import Answer
-from benchmarks.load.soak_row import Sample, Waits, slopes
-from benchmarks.report import render
+from benchmarks.load.soak_row import Waits
+from benchmarks.pages import render
 
 SHORT = ["--minutes", "0.02", "--every", "0.2", "--streams", "4", "--questions", "4", "--prompt-tokens", "64"]
 SHORT += ["--policies", "server", "full", "pqcache"]
@@ -35,14 +34,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def test_every_question_is_answered_as_alone_whatever_goes_on_beside(stack: Stack, tmp_path: Path) -> None:
     stack.say("the quick brown fox jumps", token_s=0.001)
     path = tmp_path / "soak.json"
-    own = f"self={os.getpid()}"
-    assert main(["soak", "--url", stack.url, *SHORT, "--process", own, "--json", str(path)]) == 0
+    assert main(["soak", "--url", stack.url, *SHORT, "--server", str(os.getpid()), "--json", str(path)]) == 0
     (row,) = json.loads(path.read_text())["rows"]
     assert row["num_answered"] > 0
     assert row["num_aborted"] > 0
     assert (row["num_failed"], row["num_differing"]) == (0, 0)
     names = {meter["name"] for meter in row["meters"]}
-    assert {"running", "slot_used_tokens", "self own MiB", "self descriptors"} <= names
+    assert {"running", "slot_used_tokens", "supervisor own MiB", "supervisor descriptors"} <= names
     asked = stack.script.requests
     assert {one.policy for one in asked} == {"", "full", "pqcache"}
     assert any(one.cache_salt for one in asked)
@@ -101,21 +99,8 @@ def test_a_siege_tells_what_an_honest_client_waits_and_what_is_left(stack: Stack
     assert "30 random bodies" in render(path)
 
 
-def test_what_grows_is_told_life_by_life_and_with_how_sure_it_is() -> None:
-    lives = [[(float(at), base + at / 100) for at in range(0, 200, 10)] for base in (5.0, 900.0)]
-    slope = fit("worker own MiB", lives)
-    assert slope is not None
-    assert (slope.num_points, slope.num_lives) == (40, 2)
-    assert slope.per_hour == pytest.approx(36.0)
-    assert slope.error == pytest.approx(0.0, abs=1e-6)
-    assert fit("nothing", [[(1.0, 2.0)], []]) is None
-    samples = [
-        Sample(at, at % 60 == 0, {"worker pid": 1.0 + at // 300, "worker own MiB": at % 300, "running": at})
-        for at in range(0, 600, 10)
-    ]
-    found = {each.name: each for each in slopes(samples)}
-    assert found["worker own MiB"].per_hour == pytest.approx(3600.0)
-    assert (found["worker own MiB"].num_lives, found["running"].num_points) == (2, 10)
+def test_waits_are_told_by_the_nearest_rank() -> None:
+    assert Waits.of([]) is None
     assert Waits.of(range(1, 101)) == Waits(100, 50, 99, 100)
 
 

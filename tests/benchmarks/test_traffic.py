@@ -12,9 +12,9 @@ import pytest
 from gateway_stack import Stack, running_stack, write_tokenizer
 
 from benchmarks.__main__ import main
-from benchmarks.load.levels import RequestResult
+from benchmarks.load.requests import RequestResult
 from benchmarks.load.traffic import Slo, TrafficClass
-from benchmarks.report import render
+from benchmarks.pages import render
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from waiting import PATIENCE
 
-from benchmarks.commands import COMMANDS
+from benchmarks.commands import module_of
 from carrel.cli import main
 from carrel.commands import bench
 
@@ -17,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_it_knows_the_benchmarks_that_there_are() -> None:
-    assert list(bench.BENCHMARKS) == list(COMMANDS)
+    files = (ROOT / "benchmarks" / "commands").glob("*.py")
+    assert sorted(bench.BENCHMARKS) == sorted(
+        file.stem for file in files if file.stem not in ("__init__", "options")
+    )
+    assert all(callable(import_module(module_of(name)).run) for name in bench.BENCHMARKS)
 
 
 def test_an_unknown_benchmark_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,14 +41,14 @@ def test_options_reach_the_benchmark_from_any_folder(tmp_path: Path) -> None:
         "-m",
         "carrel",
         "bench",
-        "gather",
+        "kernels",
         "--device",
         "cpu",
-        "--region",
-        "64KiB",
+        "--model-shape",
+        "tiny",
     ]
     ended = subprocess.run(
-        [*command, "--rows", "10", "--json", "result.json"],
+        [*command, "--ops", "silu_mul", "--workloads", "64x1", "--json", "result.json"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -51,7 +56,7 @@ def test_options_reach_the_benchmark_from_any_folder(tmp_path: Path) -> None:
         timeout=PATIENCE,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "| gather kernel | 10 |" in ended.stdout
+    assert "| silu_mul | 1 x 128 |" in ended.stdout
     assert (tmp_path / "result.json").is_file()
 
 
@@ -82,8 +87,7 @@ def test_without_the_folder_it_says_so(
     [
         (["decode"], "torch"),
         (["serve"], "httpx"),
-        (["kernels", "--plots", "x"], "torch, matplotlib"),
-        (["serve", "--plots=x"], "httpx, matplotlib"),
+        (["soak"], "httpx, psutil"),
     ],
 )
 def test_a_missing_library_is_named(

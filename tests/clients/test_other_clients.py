@@ -145,19 +145,10 @@ def test_lm_eval_runs_a_papers_task_on_a_file(server: Serving, tmp_path: Path) -
     )
     model = f"model=carrel-nano,base_url={server.url}/v1/completions,tokenizer={MODEL},max_length=8192"
     options = ["--include_path", tmp_path, "--output_path", tmp_path / "out", "--log_samples"]
+    command = [str(clients), "-m", "lm_eval", "--model", "local-completions", "--model_args", model]
+    command += ["--tasks", "own_qasper", *map(str, options)]
     run = subprocess.run(
-        [
-            str(clients),
-            "-m",
-            "lm_eval",
-            "--model",
-            "local-completions",
-            "--model_args",
-            model,
-            "--tasks",
-            "own_qasper",
-            *map(str, options),
-        ],
+        command,
         capture_output=True,
         text=True,
         timeout=500,

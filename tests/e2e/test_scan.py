@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ray_network import Host, can_make_networks, network
 from scanning import open_ports
 from serving import NANO, ROOT
 from waiting import PATIENCE, wait_until
-
-from benchmarks.load.ray_network import Host, can_make_networks, network
 
 pytestmark = [
     pytest.mark.slow,

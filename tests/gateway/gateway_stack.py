@@ -63,6 +63,7 @@ class Stack:
     grpc_target: str
     loop: asyncio.AbstractEventLoop
     ended: asyncio.Event
+    rest: RESTServer
     script: Script = field(default_factory=Script)
 
     def say(self, text: str, **values: object) -> Script:
@@ -96,7 +97,7 @@ def running_stack(
         serving = asyncio.create_task(rest.serve([listener]))
         stack = Stack(
             config, service, raw, f"http://127.0.0.1:{listener.getsockname()[1]}",
-            f"127.0.0.1:{chat.port}", asyncio.get_running_loop(), asyncio.Event(),
+            f"127.0.0.1:{chat.port}", asyncio.get_running_loop(), asyncio.Event(), rest,
         )  # fmt: skip
         box.append(stack)
         await chat.start()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from gateway_stack import Stack
-from waiting import PATIENCE
+from gateway_stack import Stack, running_stack
+from waiting import PATIENCE, wait_until
 
-from gateway.attention import MAX_VIEWS, AttentionViews
+from gateway.attention import MAX_KEY_READERS, MAX_READERS, MAX_VIEWS, AttentionViews
 from gateway.errors import UnknownAttention
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -131,3 +133,71 @@ def test_only_so_many_are_remembered() -> None:
     with pytest.raises(UnknownAttention):
         views.get(b"", "0")
     assert views.get(b"", "1").request_id == "1"
+
+
+def readers(stack: Stack, key: str, name: str, count: int, closing: ExitStack) -> list[httpx.Response]:
+    """So many streams of one view, which stay open until `closing` ends."""
+    headers = {"Authorization": f"Bearer {key}"}
+    limits = httpx.Limits(max_connections=None)
+    http = closing.enter_context(
+        httpx.Client(base_url=stack.url, timeout=PATIENCE, headers=headers, limits=limits)
+    )
+    return [closing.enter_context(http.stream("GET", f"/v1/attention/{name}")) for _ in range(count)]
+
+
+def test_each_picture_is_drawn_once_for_all_its_readers(
+    http: httpx.Client, stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = stack.say("the dog", sights=[sight(1), sight(2)], is_held=True)
+    drawn, write = [], json.dumps
+
+    def counted(value: Any, **named: Any) -> str:
+        if isinstance(value, dict) and value.get("object") == "attention":
+            drawn.append((value["step"], value["layer"]))
+        return write(value, **named)
+
+    monkeypatch.setattr(json, "dumps", counted)
+    with ExitStack() as closing:
+        headers = {"X-Request-Id": "many"}
+        asking = http.stream("POST", "/v1/chat/completions", json=asked(stream=True), headers=headers)
+        answer = closing.enter_context(asking)
+        streams = [
+            each for name in ("many", "many?layer=3") for each in readers(stack, "none", name, 10, closing)
+        ]
+        told = [pictures(each) for each in streams]
+        assert {next(each)["step"] for each in told} == {1}
+        script.is_held = False
+        assert all([*each][-1] == "[DONE]" for each in told)
+        assert [*pictures(answer)][-1] == "[DONE]"
+    assert sorted(drawn, key=str) == [(1, 3), (1, None), (2, 3), (2, None)]
+
+
+def test_readers_are_bounded_for_a_key_and_in_all(tmp_path: Path, model_dir: Path) -> None:
+    keys = [f"key-{at}" for at in range(MAX_READERS // MAX_KEY_READERS + 1)]
+    with running_stack(tmp_path, model_dir, api_keys=tuple(keys)) as stack, ExitStack() as closing:
+        script = stack.say("the dog", sights=[sight()], hang_at=1)
+        for key in keys:
+            headers = {"X-Request-Id": "seen", "Authorization": f"Bearer {key}"}
+            http = closing.enter_context(httpx.Client(base_url=stack.url, timeout=PATIENCE, headers=headers))
+            closing.enter_context(http.stream("POST", "/v1/chat/completions", json=asked(stream=True)))
+        *full, last = keys
+        first_leaves = ExitStack()
+        for key in full:
+            streams = readers(
+                stack, key, "seen", MAX_KEY_READERS + 1, first_leaves if key == keys[0] else closing
+            )
+            assert [each.status_code for each in streams] == [200] * MAX_KEY_READERS + [429]
+            error = json.loads(streams[-1].read())["error"]
+            assert (error["code"], error["type"]) == ("too_many_requests", "RateLimitError")
+            assert int(streams[-1].headers["retry-after"]) > 0
+            newest = httpx.get(
+                f"{stack.url}/v1/attention/seen?stream=false",
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=PATIENCE,
+            )
+            assert newest.json()["step"] == 1
+        (refused,) = readers(stack, last, "seen", 1, closing)
+        assert (refused.status_code, json.loads(refused.read())["error"]["code"]) == (503, "overloaded")
+        first_leaves.close()
+        wait_until(lambda: readers(stack, last, "seen", 1, closing)[0].status_code == 200)
+        script.hang_at = None

@@ -91,6 +91,24 @@ def test_the_worker_learns_of_the_caller_by_either_protocol(locked_stack: Stack)
     assert {one.prefix_salt for one in script.requests} == {KeyRing(["right-key"]).caller(KEY)}
 
 
+def test_a_header_that_comes_twice_shows_no_key(locked_stack: Stack) -> None:
+    """A proxy may check the one that the server does not read."""
+    right, wrong = "Bearer right-key", "Bearer wrong"
+    for values in ([right, wrong], [wrong, right], [right, right]):
+        for name in ("authorization", "x-api-key"):
+            headers = [(name, value if name == "authorization" else value[7:]) for value in values]
+            refused = httpx.get(f"{locked_stack.url}/v1/models", headers=headers, timeout=PATIENCE)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        metadata = tuple(("authorization", value) for value in values)
+        with grpc.insecure_channel(locked_stack.grpc_target) as channel:
+            chat = chat_pb2_grpc.ChatStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                chat.ListModels(pb.ListModelsRequest(), timeout=PATIENCE, metadata=metadata)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    for name, value in (("authorization", right), ("x-api-key", "right-key")):
+        assert httpx.get(f"{locked_stack.url}/v1/models", headers={name: value}).status_code == 200
+
+
 def test_an_open_gateway_names_nobody(http: httpx.Client, stack: Stack) -> None:
     script = stack.say("the fox")
     assert http.post("/v1/completions", json={"prompt": "one"}).status_code == 200

@@ -17,6 +17,7 @@ from waiting import PATIENCE
 from gateway.body_limits import BodyLimits
 from gateway.errors import TooLarge, WorkerUnavailable
 from gateway.exchange import Message, ToolCall
+from gateway.heavy_work import HeavyWork
 from gateway.json_limits import MAX_NESTED, MAX_TEXTS, MAX_VALUES, check_json
 from gateway.rpc.fields import MAX_FIELDS
 from gateway.tool_calls.checks import check_messages
@@ -150,7 +151,8 @@ def test_before_the_worker_is_known_a_long_body_waits_for_it() -> None:
     """It may be within the limits of the model that loads."""
 
     async def excess(worker: Mock) -> Exception:
-        return (await BodyLimits(WorkerStatus(worker, Mock()), None).now()).excess()
+        limits = BodyLimits(WorkerStatus(worker, Mock()), None, HeavyWork(), 2**20, 1.0)
+        return (await limits.now()).excess()
 
     away = Mock(info=AsyncMock(side_effect=WorkerUnavailable()))
     assert isinstance(asyncio.run(excess(away)), WorkerUnavailable)

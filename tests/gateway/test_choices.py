@@ -17,6 +17,7 @@ from gateway.choice import Choice
 from gateway.choices import Choices
 from gateway.errors import GenerationFailed, Overloaded, RequestTimeout, TooManyRequests
 from gateway.exchange import ChoiceFinished, Event, Prefilling, TextDelta
+from gateway.heavy_work import HeavyWork
 from gateway.metrics import Metrics
 from gateway.prefill_progress import PrefillProgress
 from gateway.tokenizer import Tokenizer, load_tokenizer
@@ -121,6 +122,7 @@ def make(model_dir: Path, worker: Worker) -> Make:
                 worker,  # type: ignore[arg-type]
                 metrics,
                 progress,
+                HeavyWork().of(b""),
             )
             for number in numbers
         ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from carrel.cluster.options import ClusterOptions, gateway_config
 from carrel.process.options import OptionError
 from gateway.config import GatewayConfig, parse_config
 
@@ -40,6 +41,10 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
         ([], "--worker is missing: give it, or set CARREL_WORKER"),
         (["--worker", "unix:w", "--port", "8001"], "--grpc-port"),
         (["--worker", "unix:w", "--api-key", "a\nb"], "--api-key"),
+        *(
+            (["--worker", "unix:w", "--api-key", text], r"--api-key '\*\*\*'.*must hold a key")
+            for text in ("", " ", ",", ", ,")
+        ),
         (["--worker", "unix:w", "--api-key", "a", "b", "--api-key-weights", "2"], "1 numbers for 2 keys"),
         (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "0"], "--api-key-weights must be"),
         (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "nan"], "--api-key-weights must be"),
@@ -57,6 +62,18 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
 def test_bad_options_name_the_remedy(arguments: list[str], named: str) -> None:
     with pytest.raises(OptionError, match=named):
         parse_config(["--model", "m", *arguments])
+
+
+def test_a_variable_without_a_key_does_not_open_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (",", " ", " , "):
+        monkeypatch.setenv("CARREL_API_KEY", text)
+        with pytest.raises(OptionError, match="must hold a key"):
+            parse_config(["--worker", "unix:w", "--model", "m"])
+        with pytest.raises(OptionError, match="must hold a key"):
+            gateway_config(ClusterOptions(allow_open=True), {"CARREL_API_KEY": text})
+    # compose files pass on what is not set
+    monkeypatch.setenv("CARREL_API_KEY", "")
+    assert not parse_config(["--worker", "unix:w", "--model", "m"]).has_keys
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import json
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +13,8 @@ import pytest
 from gateway_stack import Stack, running_stack
 from waiting import PATIENCE, wait_until
 
-from gateway.listener import AcceptErrors
+from gateway import body_room
+from gateway.rest.connection import READ_BYTES, STILL_THERE
 
 COMPLETIONS = "/v1/completions"
 
@@ -90,21 +91,6 @@ def test_a_client_that_reads_nothing_is_ended(tmp_path: Path, model_dir: Path) -
         wait_until(lambda: httpx.get(f"{stack.url}/version", timeout=PATIENCE).status_code == 200)
 
 
-def test_a_shortage_of_descriptors_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail_often() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(AcceptErrors())
-        for _ in range(100):
-            loop.call_exception_handler({"message": "m", "exception": OSError(errno.EMFILE, "too many")})
-        loop.call_exception_handler({"message": "another", "exception": ValueError("v")})
-
-    asyncio.run(fail_often())
-    assert [("ulimit -n" in each.message, "another" in each.message) for each in caplog.records] == [
-        (True, False),
-        (False, True),
-    ]
-
-
 def test_what_is_no_http_ends_its_connection_and_no_more(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,3 +104,83 @@ def test_what_is_no_http_ends_its_connection_and_no_more(
         answered.sendall(b"no chunk\r\n")
         drip(answered)
     assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+def question(stack: Stack, is_stream: bool, version: str = "1.1") -> bytes:
+    body = json.dumps({"prompt": "a", "stream": is_stream}).encode()
+    head = f"POST {COMPLETIONS} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def read_all(link: socket.socket) -> bytes:
+    return b"".join(iter(lambda: link.recv(65536), b""))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_sends_no_more_gets_its_answer(stack: Stack, is_stream: bool) -> None:
+    script = stack.say("the fox", is_late=True)
+    with connect(stack) as link:
+        link.sendall(question(stack, is_stream))
+        link.shutdown(socket.SHUT_WR)
+        wait_until(lambda: script.requests)
+        script.is_late = False
+        answer = read_all(link)
+    # it may be asked whether it is still there
+    assert b"HTTP/1.1 200 OK" in answer.removeprefix(STILL_THERE)[:20]
+    assert answer.endswith(b"0\r\n\r\n" if is_stream else b"}")
+    assert b"the" in answer
+
+
+def test_requests_that_came_before_the_end_are_all_answered(stack: Stack) -> None:
+    stack.say("the fox")
+    with connect(stack) as link:
+        link.sendall(question(stack, False) * 3)
+        link.shutdown(socket.SHUT_WR)
+        assert read_all(link).count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_client_that_leaves_while_it_waits_frees_the_worker(stack: Stack, version: str) -> None:
+    script = stack.say("the fox", hang_at=1)
+    with connect(stack) as link:
+        link.sendall(question(stack, False, version))
+        wait_until(lambda: script.requests)
+    wait_until(lambda: script.num_cancelled == 1 and not stack.service.admission.num_running)
+
+
+def test_half_a_request_is_ended_with_its_client(stack: Stack) -> None:
+    for length in (10, -3):
+        with connect(stack) as link:
+            link.sendall(question(stack, False)[:length])
+            link.shutdown(socket.SHUT_WR)
+            assert link.recv(1) == b""
+    wait_until(lambda: not stack.service.bodies.room.num_bytes)
+
+
+def test_a_body_that_nobody_asks_for_is_not_read(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays with its client, however many there are."""
+    monkeypatch.setattr(body_room, "PATIENCE_S", PATIENCE)
+    with running_stack(tmp_path, model_dir, max_incoming_bytes=4 * 2**20) as stack:
+        room = stack.service.bodies.room
+        taken = room.taken(b"127.0.0.1", 2**20)
+        asyncio.run_coroutine_threadsafe(taken.__aenter__(), stack.loop).result(PATIENCE)
+        stack.say("the fox")
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        body = json.dumps({"prompt": "a", "user": "x" * 800_000}).encode()
+        with connect(stack) as link:
+            link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+            wait_until(lambda: held(stack))
+            link.sendall(body[:40_000])
+            wait_until(lambda: sum(held(stack)))
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), stack.loop).result(PATIENCE)
+            assert sum(held(stack)) <= READ_BYTES
+            asyncio.run_coroutine_threadsafe(taken.__aexit__(None, None, None), stack.loop).result(PATIENCE)
+            link.sendall(body[40_000:])
+            assert b" 200 " in link.recv(100)
+
+
+def held(stack: Stack) -> list[int]:
+    """Bytes of bodies that connections hold unasked."""
+    return [len(each.cycle.body) for each in stack.rest.server_state.connections if each.cycle is not None]

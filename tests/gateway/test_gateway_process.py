@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -105,6 +106,7 @@ def running(
     assert status == 0, errors
     # nothing that a client wrote is logged, however much is
     assert "hello" not in errors
+    assert "Traceback" not in errors
     assert {json.loads(line)["process"] for line in errors.splitlines()} <= {"gateway"}
 
 
@@ -125,15 +127,90 @@ def test_sigterm_drains(model_dir: Path, worker: tuple[str, Script]) -> None:
         assert stream.read().endswith(b"data: [DONE]\n\n")
 
 
-def test_sigterm_without_patience_cuts_off(model_dir: Path, worker: tuple[str, Script]) -> None:
+# how a drain ends before the requests do: its time is over, or a signal comes again
+CUTS = {
+    "time is over": ("0", [signal.SIGTERM]),
+    "second SIGTERM": (str(PATIENCE), [signal.SIGTERM, signal.SIGTERM]),
+    "second SIGINT": (str(PATIENCE), [signal.SIGINT, signal.SIGINT]),
+    "SIGHUP": ("0", [signal.SIGHUP]),
+}
+INPUT = {"input": "hello"}
+PROMPT = {"prompt": "hello"}
+# route, body, and what the error is there
+ANSWERS = [
+    ("/v1/chat/completions", BODY, "data: {"),
+    ("/v1/completions", PROMPT, "data: {"),
+    ("/v1/responses", INPUT, "event: error\ndata: {"),
+    ("/v1/messages", {**BODY, "max_tokens": 8}, "event: error\ndata: {"),
+]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("path", "body", "lead"), ANSWERS)
+def test_a_stream_that_a_drain_cuts_off_ends_with_an_error_frame(
+    model_dir: Path, worker: tuple[str, Script], path: str, body: dict[str, object], lead: str, cut: str
+) -> None:
     worker[1].is_held = True
+    timeout, numbers = CUTS[cut]
     with (
-        running(model_dir, worker[0], "--shutdown-timeout", "0") as (process, client),
-        client.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as stream,
+        running(model_dir, worker[0], "--shutdown-timeout", timeout) as (process, client),
+        httpx.Client(base_url=client.base_url, timeout=PATIENCE) as other,
+        client.stream("POST", path, json={**body, "stream": True}) as stream,
     ):
-        process.send_signal(signal.SIGTERM)
-        with pytest.raises(httpx.RemoteProtocolError):
-            stream.read()
+        process.send_signal(numbers[0])
+        for number in numbers[1:]:
+            # two pending signals of one kind would be one
+            wait_until(lambda: other.get("/ready").status_code == 503)
+            process.send_signal(number)
+        # a body that is cut raw raises here
+        told = stream.read().decode()
+        frames = [each for each in told.split("\n\n") if "shutting_down" in each]
+        assert len(frames) == 1, told
+        assert frames[0].startswith(lead)
+        assert "The server is shutting down." in frames[0]
+        assert told.endswith("data: [DONE]\n\n") == ("completions" in path)
+
+
+@pytest.mark.parametrize(("path", "body"), [answer[:2] for answer in ANSWERS])
+def test_an_answer_that_a_drain_cuts_off_is_a_503(
+    model_dir: Path, worker: tuple[str, Script], path: str, body: dict[str, object]
+) -> None:
+    worker[1].is_held = True
+    with running(model_dir, worker[0], "--shutdown-timeout", "0") as (process, client):
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.post, path, json=body)
+            wait_until(lambda: worker[1].requests)
+            process.send_signal(signal.SIGTERM)
+            answer = asked.result(PATIENCE)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "shutting_down"
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_call_that_a_drain_cuts_off_ends_with_an_error_event(
+    model_dir: Path, worker: tuple[str, Script], cut: str
+) -> None:
+    worker[1].reply, worker[1].hang_at = [70, 71, 72], 1
+    timeout, numbers = CUTS[cut]
+    grpc_port = free_port()
+    with (
+        running(model_dir, worker[0], "--shutdown-timeout", timeout, grpc_port=grpc_port) as (
+            process,
+            client,
+        ),
+        grpc.insecure_channel(f"localhost:{grpc_port}") as channel,
+    ):
+        message = chat_pb2.Message(role="user", content="hello")
+        events = chat_pb2_grpc.ChatStub(channel).Complete(chat_pb2.ChatRequest(messages=[message]))
+        first = next(events)
+        assert not first.HasField("error")
+        process.send_signal(numbers[0])
+        for number in numbers[1:]:
+            wait_until(lambda: client.get("/ready").status_code == 503)
+            process.send_signal(number)
+        *_, last = events
+        assert (last.error.code, last.error.message) == (503, "The server is shutting down.")
 
 
 def test_a_busy_port_ends_with_one_line(model_dir: Path) -> None:

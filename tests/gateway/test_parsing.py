@@ -15,8 +15,9 @@ from gateway_stack import running_stack
 from waiting import PATIENCE
 
 from gateway.errors import InvalidRequest, TooLarge
+from gateway.heavy_work import HeavyWork
 from gateway.json_limits import MAX_VALUES
-from gateway.rest.parsing import LARGE_BYTES, parse
+from gateway.rest.parsing import LARGE_BYTES, look, parse
 
 # of several pieces, and longer than it may be where nobody may have a prompt
 MANY = 150_000
@@ -25,7 +26,11 @@ SHORT = [1, 2, 3]
 
 
 def parsed(raw: bytes | str, max_token_ids: int = MANY) -> Any:
-    return asyncio.run(parse(raw.encode() if isinstance(raw, str) else raw, max_token_ids))
+    return asyncio.run(read(raw.encode() if isinstance(raw, str) else raw, max_token_ids))
+
+
+async def read(raw: bytes, max_token_ids: int) -> Any:
+    return await parse(raw, max_token_ids, await look(raw, max_token_ids, HeavyWork().of(b"")))
 
 
 def plain(value: Any) -> Any:
@@ -139,7 +144,7 @@ def test_others_have_their_turns_meanwhile() -> None:
     raw = json.dumps({"prompt": IDS[:70_000]}).encode()
     # a longer one is looked through in a thread, beside which the loop turns as it may
     assert len(raw) < LARGE_BYTES
-    assert asyncio.run(turns_during(lambda: parse(raw, MANY))) > 10
+    assert asyncio.run(turns_during(lambda: read(raw, MANY))) > 10
 
 
 def test_a_prompt_of_very_many_ids_comes_to_the_worker_and_back(tmp_path: Path, model_dir: Path) -> None:

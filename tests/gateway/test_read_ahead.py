@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 
 import pytest
 from waiting import PATIENCE
@@ -26,7 +27,7 @@ async def test_what_ends_the_events_ends_the_reader(error: BaseException, raised
     read = []
 
     async def read_all() -> None:
-        async for event in read_ahead(events(), 8):
+        async for event in read_ahead(events(), 8, nullcontext()):
             read.append(event)
 
     with pytest.raises(raised, match="inner"):

@@ -11,8 +11,9 @@ import openai
 import pytest
 from gateway_stack import Stack
 
-from gateway.errors import UnknownResponse
+from gateway.errors import TooLarge, UnknownResponse
 from gateway.exchange import Message, ToolCall
+from gateway.json_limits import MAX_NESTED
 from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import InputItem
 from gateway.turns import Turn, Turns
@@ -210,3 +211,13 @@ def test_an_answer_to_a_call_is_not_looked_for_among_all_calls() -> None:
     assert len(asked.tool_calls) == count
     assert [each.name for each in answered] == [f"f{each}" for each in ids]
     assert CountedText.num_compared < 10 * count
+
+
+def test_a_conversation_has_no_more_messages_than_a_body_may() -> None:
+    turns, name = Turns(), ""
+    said = (Message("user", "x"),) * (MAX_NESTED // 2)
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        turns.add(b"one", Turn(name, previous, "s", said, b"{}"))
+    assert len(turns.messages(b"one", "b")) == MAX_NESTED
+    with pytest.raises(TooLarge, match="messages behind previous_response_id"):
+        turns.messages(b"one", "c")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.shapes import SHAPES, ModelShape
+from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine import memory
@@ -92,7 +93,7 @@ class Sizes:
             DEFAULTS.default_policy,
             DEFAULTS.budget,
             DEFAULTS.prefill_chunk,
-            DEFAULTS.full_layers,
+            LayerMap.with_full(shape.num_layers, DEFAULTS.full_layers),
             index_device=IndexDevice.AUTO,
         )
 

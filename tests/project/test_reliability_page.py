@@ -12,7 +12,8 @@ NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 def test_all_are_there_and_so_are_their_tests() -> None:
     rows = ROW.findall((ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
-    assert [int(number) for number, *_ in rows] == list(range(1, 44))
+    assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) > 40
     for number, _, tests, missing in rows:
         named = NAME.findall(tests)
         assert named or missing, number

@@ -35,7 +35,14 @@ class MessagesEndpoints:
             body = await read_asked(request, MessagesBody, self._service.bodies)
             asked = read_message_request(body, request.state.request_id, request.state.caller)
             generation = self._service.chat(asked)
-        return await reply(request, generation, MessageWriter(generation), bool(body.stream), self._config)
+        return await reply(
+            request,
+            generation,
+            MessageWriter(generation),
+            bool(body.stream),
+            self._config,
+            self._service.work,
+        )
 
     async def count(self, request: Request) -> Response:
         """How many tokens a prompt of `/v1/messages` has."""

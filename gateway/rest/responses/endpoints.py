@@ -65,7 +65,7 @@ class ResponsesEndpoints:
                 self._turns.add(caller, Turn(response_id, body.previous_response_id, session_id, said, told))
 
         writer = ResponseWriter(_head(body, response_id, generation.model), done)
-        return await reply(request, generation, writer, bool(body.stream), self._config)
+        return await reply(request, generation, writer, bool(body.stream), self._config, self._service.work)
 
     async def get(self, request: Request) -> Response:
         """A response that is kept."""

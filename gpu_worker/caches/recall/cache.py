@@ -23,7 +23,7 @@ from gpu_worker.caches.sight import LanePlace, Sight
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.base import CacheShape, PromptAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.records import HotCacheSize, IndexDevice
 from gpu_worker.state.batch import Buckets, Group, GroupShape
@@ -49,17 +49,15 @@ class RecallCache(Cache):
         probe: Probe,
         hot_cache_size: HotCacheSize,
         index_device: IndexDevice,
-        first_layer: int,
+        kept: tuple[int, ...],
         num_fixed: int = 0,
         most_index_bytes: int | None = None,
     ) -> None:
-        """index_device: where indexes are trained. first_layer: the layers before it are dense. num_fixed: sinks,
-        window and new token of most sequences, for which there is room from the start. most_index_bytes: see
-        `PolicyIndexes`."""
-        self._shape = shape
-        self._first_layer = first_layer
+        """index_device: where indexes are trained. kept: the arena's number of each layer. num_fixed: sinks, window and
+        new token of most sequences, for which there is room from the start. most_index_bytes: see `PolicyIndexes`."""
+        super().__init__(shape, block_tables)
+        self._kept = kept
         self._pool = pool
-        self._block_tables = block_tables
         self._offloader = offloader
         self._hot_cache_size = hot_cache_size
         self._whole = WholeContext(pool, block_tables)
@@ -74,9 +72,9 @@ class RecallCache(Cache):
         self.indexes = PolicyIndexes(shape, most_index_bytes)
         self._in_store: StoreSelection | None = None
         if offloader.selects_in_store:
-            self._in_store = StoreSelection(pool, block_tables, offloader, self._hot_cache)
+            self._in_store = StoreSelection(kept, pool, block_tables, offloader, self._hot_cache)
         self._training = IndexTraining(
-            shape, pool, offloader, self.indexes, self._whole, self.fixed, index_device
+            shape, pool, offloader, self.indexes, self._whole, self.fixed, index_device, kept
         )
         self.probe = probe
         # Short, and attention leaves no processor free for long.
@@ -86,7 +84,6 @@ class RecallCache(Cache):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Objects whose addresses captured steps hold: with other objects the steps are void."""
         return self.fixed.table, self._offloader.arena
 
     def needs_store(self, sequence: Sequence) -> bool:
@@ -110,8 +107,8 @@ class RecallCache(Cache):
     def bytes_in_store(self, sequence: Sequence) -> int:
         return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0
 
-    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
-        per_head = num_layers * self._shape.num_kv_heads
+    def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
+        per_head = self.num_layers * self._shape.num_kv_heads
         sequence.num_slots = self._num_slots(sequence, max(0, num_free_blocks) // per_head * BLOCK_SIZE)
         return per_head * num_blocks(sequence.held_slots)
 
@@ -154,29 +151,35 @@ class RecallCache(Cache):
 
     def _hot_cache(self) -> HotCache:
         if self.hot is None:
-            self.hot = HotCache(self._shape, self._pool, self._block_tables)
+            self.hot = HotCache(self._shape, self._pool, self.block_tables)
         return self.hot
 
-    def admit(self, sequence: Sequence, layers: range) -> None:
-        self._block_tables.assign(sequence.seat, layers, sequence.held_slots)
+    def grows(self, sequence: Sequence) -> bool:
+        return sequence.grows_resident
 
-    def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+    def prompt_attention(self, sequence: Sequence) -> PromptAttention | None:
+        return sequence.prompt_attention()
+
+    def admit(self, sequence: Sequence) -> None:
+        self.block_tables.assign(sequence.seat, sequence.held_slots)
+
+    def shrink(self, sequence: Sequence, num_slots: int) -> None:
         """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, which is at least its least."""
         hot = self._hot_cache()
         if not sequence.can_miss:
-            hot.take_over(sequence, layers)
-        hot.shrink(sequence, layers, num_slots)
+            hot.take_over(sequence)
+        hot.shrink(sequence, num_slots)
         fixed = fixed_positions(sequence, sequence.num_tokens, self._shape.device)
-        for layer in layers:
+        for layer in range(self.num_layers):
             rows = hot.rows_of(sequence, layer, fixed)
             self.fixed.fill(sequence, range(layer, layer + 1), fixed, rows[None])
-        self._block_tables.shrink(sequence.seat, layers, num_slots)
+        self.block_tables.shrink(sequence.seat, num_slots)
         sequence.num_slots = num_slots
 
-    def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+    def grow(self, sequence: Sequence, num_slots: int) -> None:
         """Take more slots for a sequence that may miss; with fewer than its capacity it still may."""
-        self._block_tables.extend(sequence.seat, layers, num_slots)
-        self._hot_cache().grow(sequence, layers, num_slots)
+        self.block_tables.extend(sequence.seat, num_slots)
+        self._hot_cache().grow(sequence, num_slots)
         sequence.num_slots = num_slots
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
@@ -187,8 +190,8 @@ class RecallCache(Cache):
             in_pool = self.hot.rows_of(sequence, layer, fixed)
             self.fixed.fill(sequence, range(layer, layer + 1), fixed, in_pool[None])
         else:
-            self._whole.store(sequence, range(layer, layer + 1), rows[None])
-            if layer == self._first_layer:
+            self._whole.store(sequence, layer, rows[None])
+            if layer == 0:
                 self._fix_all(sequence, rows.shape[1])
         try:
             self._training.observe(sequence, layer, rows, queries)
@@ -200,8 +203,8 @@ class RecallCache(Cache):
         on, and one launch for many layers takes no longer than for one."""
         fixed = fixed_positions(sequence, num_tokens, self._shape.device)
         at_once = max(1, MAX_FIXED // (self._shape.num_kv_heads * max(1, fixed.shape[0])))
-        for first in range(self._first_layer, self._shape.num_layers, at_once):
-            layers = range(first, min(first + at_once, self._shape.num_layers))
+        for first in range(0, self.num_layers, at_once):
+            layers = range(first, min(first + at_once, self.num_layers))
             self.fixed.fill(sequence, layers, fixed, self._whole.rows_of(sequence, layers, fixed))
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
@@ -215,7 +218,7 @@ class RecallCache(Cache):
         except torch.OutOfMemoryError as error:
             raise no_room_for_policy(sequence.policy.name, "index", trained.job.end) from error
 
-    def advance(self, sequence: Sequence, layers: range) -> deque[TrainedLayer] | None:
+    def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
         """Move the window on for the next token; what leaves it is indexed first, beside the steps of others. Raises
         StoreUnavailable and StoreSilent."""
         policy, begin = recall_policy(sequence), sequence.window_begin
@@ -227,14 +230,14 @@ class RecallCache(Cache):
                 sequence.leaving = begin
             else:
                 if sequence not in self._leaving:
-                    self._leaving[sequence] = self._training.train_leaving(sequence, layers, job)
+                    self._leaving[sequence] = self._training.train_leaving(sequence, job)
                 left = self._leaving[sequence]
                 while left and not left[0].has_failed and self._training.load(sequence, left[0], 0.0):
                     left.popleft()
                 if left:
                     return left
                 del self._leaving[sequence]
-                self.fixed.clear_window(sequence, layers)
+                self.fixed.clear_window(sequence)
         sequence.window_begin = end
         return None
 
@@ -257,7 +260,7 @@ class RecallCache(Cache):
             min(buckets.width(width), self.fixed.width),
         )
 
-    def begin_step(self, group: Group, layers: range) -> RecallStep:
+    def begin_step(self, group: Group) -> RecallStep:
         if self._fetch is None or self._fetch.arena is not self._offloader.arena:
             # The first step, or the store came back with another arena.
             self._fetch = self._make_fetch()
@@ -276,21 +279,21 @@ class RecallCache(Cache):
         )
         policy = recall_policy(group.sequences[0])
         index = self.indexes.of(policy) if self._in_store is None else None
-        return RecallStep(group, layers, policy, index, parts)
+        return RecallStep(group, policy, index, parts)
 
-    def sight(self, sequence: Sequence, place: LanePlace, layers: range, most: int) -> Sight | None:
-        return self._sight.of(sequence, place, layers, self.hot if sequence.can_miss else None, most)
+    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight | None:
+        return self._sight.of(sequence, place, self.hot if sequence.can_miss else None, most)
 
     def _make_fetch(self) -> RecallFetch:
         arena = self._offloader.arena
         if self._in_store is not None:
             return self._in_store
         if arena is None:
-            return StoreFetch(self._pool, self._block_tables, self._offloader)
-        return ArenaFetch(arena, self._pool, self._block_tables, self.fetch_counts.rows)
+            return StoreFetch(self._kept, self._pool, self.block_tables, self._offloader)
+        return ArenaFetch(arena, self._kept, self._pool, self.block_tables, self.fetch_counts.rows)
 
-    def count(self, sequences: list[Sequence], layers: range) -> None:
-        num_layers = len(layers)
+    def count(self, sequences: list[Sequence]) -> None:
+        num_layers = self.num_layers
         for sequence in sequences:
             plan, meter = sequence.plan, sequence.meter
             num_window = sequence.num_tokens - sequence.window_begin
@@ -301,6 +304,6 @@ class RecallCache(Cache):
             meter.window_tokens += num_layers * num_window if plan.window_extra else 0
             meter.selected_rows += num_layers * (plan.num_selected or 0) * self._shape.num_kv_heads
 
-    def release(self, sequence: Sequence, layers: range) -> None:
+    def release(self, sequence: Sequence) -> None:
         self._leaving.pop(sequence, None)
-        self._block_tables.release(sequence.seat, layers)
+        super().release(sequence)

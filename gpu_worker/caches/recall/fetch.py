@@ -38,8 +38,17 @@ class ArenaFetch(RecallFetch):
 
     arena: ArenaView
 
-    def __init__(self, arena: ArenaView, pool: SlotPool, block_tables: BlockTables, fetched: Tensor) -> None:
+    def __init__(
+        self,
+        arena: ArenaView,
+        kept: tuple[int, ...],
+        pool: SlotPool,
+        block_tables: BlockTables,
+        fetched: Tensor,
+    ) -> None:
+        """kept: the arena's number of each layer."""
         self.arena = arena
+        self._kept = kept
         self._pool = pool
         self._tables = block_tables.tables
         self._fetched = fetched
@@ -51,7 +60,7 @@ class ArenaFetch(RecallFetch):
         fetch_misses(
             arena.bytes,
             arena.layout,
-            arena.slab_tables[:, layer],
+            arena.slab_tables[:, self._kept[layer]],
             self._tables[:, layer],
             group.lanes.seats,
             positions,
@@ -67,7 +76,11 @@ class ArenaFetch(RecallFetch):
 class StoreFetch(RecallFetch):
     """The host asks the store: one synchronisation a layer, for a store whose arena the device cannot read."""
 
-    def __init__(self, pool: SlotPool, block_tables: BlockTables, offloader: Offloader) -> None:
+    def __init__(
+        self, kept: tuple[int, ...], pool: SlotPool, block_tables: BlockTables, offloader: Offloader
+    ) -> None:
+        """kept: the arena's number of each layer."""
+        self._kept = kept
         self._pool = pool
         self._tables = block_tables.tables
         self._offloader = offloader
@@ -87,5 +100,5 @@ class StoreFetch(RecallFetch):
             if (head >= 0).any()
         ]
         places = torch.tensor(np.stack(np.nonzero(is_wanted)), device=found.device).unbind(0)
-        self._pool.rows[found[places].long()] = self._offloader.reads.fetch(layer, items)
+        self._pool.rows[found[places].long()] = self._offloader.reads.fetch(self._kept[layer], items)
         return found

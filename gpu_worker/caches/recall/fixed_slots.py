@@ -49,25 +49,24 @@ class FixedSlots:
         columns = torch.where(positions < num_sink, positions, in_ring)
         at_layers[:, :, columns] = pool_rows.int()
 
-    def clear_window(self, sequence: Sequence, layers: range) -> None:
-        """The window is empty in these layers."""
+    def clear_window(self, sequence: Sequence) -> None:
+        """Empty the sequence's window in every layer."""
         num_sink = sequence.plan.num_sink
         window = slice(num_sink, num_sink + sequence.ring_size)
-        self.table[sequence.seat, layers.start : layers.stop, :, window].fill_(-1)
+        self.table[sequence.seat, :, :, window].fill_(-1)
 
     def window_rows(self, sequence: Sequence, layer: int, positions: Tensor) -> Tensor:
         """Pool rows of window positions int64 [T], in every head: int64 [H_kv, T]."""
         columns = sequence.plan.num_sink + positions % sequence.ring_size
         return self.table[sequence.seat, layer][:, columns].long()
 
-    def leaving(self, rows: LaneInputs, layers: range) -> Tensor:
-        """Pool rows that the new tokens will push out: int32 [B, layers, H_kv], -1 where the ring has room."""
-        return self.table[rows.seats[:, None], layers.start : layers.stop, :, rows.ring[:, None]][:, 0]
+    def leaving(self, rows: LaneInputs) -> Tensor:
+        """Pool rows that the new tokens will push out: int32 [B, L, H_kv], -1 where the ring has room."""
+        return self.table[rows.seats[:, None], :, :, rows.ring[:, None]][:, 0]
 
-    def take_in(self, rows: LaneInputs, layers: range, new_slots: Tensor) -> None:
-        """Put the new tokens, in pool rows int32 [B, layers, H_kv], into the ring."""
-        at_layers = self.table[:, layers.start : layers.stop]
-        at_layers.permute(0, 3, 1, 2)[rows.seats, rows.ring] = new_slots
+    def take_in(self, rows: LaneInputs, new_slots: Tensor) -> None:
+        """Put the new tokens, in pool rows int32 [B, L, H_kv], into the ring."""
+        self.table.permute(0, 3, 1, 2)[rows.seats, rows.ring] = new_slots
 
     def at(self, layer: int, width: int) -> Tensor:
         """The part of one layer: int32 [seats, H_kv, width], a view."""

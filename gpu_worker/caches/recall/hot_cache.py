@@ -64,47 +64,45 @@ class HotCache:
         """Which of the positions [begin, end) are resident: bool [H_kv, end - begin]."""
         return self.slot_of[sequence.seat, layer, :, begin:end] >= 0
 
-    def place(self, rows: LaneInputs, layers: range) -> Tensor:
-        """Give the new tokens slots in every layer and head: their pool rows, int32 [B, layers, H_kv]."""
-        span = slice(layers.start, layers.stop)
+    def place(self, rows: LaneInputs) -> Tensor:
+        """Give the new tokens slots in every layer and head: their pool rows, int32 [B, L, H_kv]."""
         # Layers count as heads, so that one launch serves them all.
-        residency = Residency(*(state[:, span].flatten(1, 2) for state in self._states()))
+        residency = Residency(*(state.flatten(1, 2) for state in self._states()))
         positions = rows.positions[:, None, None].expand(-1, residency.hand.shape[1], 1)
         slots, _ = resolve(residency, _seat_rows(rows), positions)
         placed = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
-        pool_rows(self._tables[:, span].flatten(1, 2), rows.seats, slots, placed)
-        return placed.view(positions.shape[0], len(layers), -1)
+        pool_rows(self._tables.flatten(1, 2), rows.seats, slots, placed)
+        return placed.view(positions.shape[0], *self._tables.shape[1:3])
 
     def resolve(self, rows: LaneInputs, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Give selected positions int64 [B, H_kv, K] slots: these, and which of them must be fetched."""
         residency = Residency(*(state[:, layer] for state in self._states()))
         return resolve(residency, _seat_rows(rows), positions)
 
-    def take_over(self, sequence: Sequence, layers: range) -> None:
+    def take_over(self, sequence: Sequence) -> None:
         """Take over a sequence that was fully resident: slot i holds position i."""
-        seat, span, num_tokens = sequence.seat, slice(layers.start, layers.stop), sequence.num_tokens
+        seat, num_tokens = sequence.seat, sequence.num_tokens
         every = torch.arange(num_tokens, dtype=torch.int32, device=self.hand.device)
-        self.slot_of[seat, span, :, : sequence.capacity] = -1
-        self.slot_of[seat, span, :, :num_tokens] = every
-        self.token_of[seat, span, :, :num_tokens] = every
-        self.referenced[seat, span, :, : sequence.num_slots] = 0
-        self.hand[seat, span] = 0
-        self.filled[seat, span] = num_tokens
+        self.slot_of[seat, :, :, : sequence.capacity] = -1
+        self.slot_of[seat, :, :, :num_tokens] = every
+        self.token_of[seat, :, :, :num_tokens] = every
+        self.referenced[seat, :, :, : sequence.num_slots] = 0
+        self.hand[seat] = 0
+        self.filled[seat] = num_tokens
 
-    def grow(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+    def grow(self, sequence: Sequence, num_slots: int) -> None:
         """Use so many slots from the next step on; the new ones are empty."""
-        seat, span = sequence.seat, slice(layers.start, layers.stop)
-        self.token_of[seat, span, :, sequence.num_slots : num_slots] = -1
-        self.referenced[seat, span, :, sequence.num_slots : num_slots] = 0
+        self.token_of[sequence.seat, :, :, sequence.num_slots : num_slots] = -1
+        self.referenced[sequence.seat, :, :, sequence.num_slots : num_slots] = 0
 
-    def shrink(self, sequence: Sequence, layers: range, num_slots: int) -> None:
+    def shrink(self, sequence: Sequence, num_slots: int) -> None:
         """Use only the first `num_slots` of the sequence's slots from the next step on, but no fewer than its sinks,
         its window and the new token need.
 
         Sinks and window move there, in place of tokens that were not used lately; other tokens beyond are dropped,
         and fetched again when they are selected.
         """
-        for layer in layers:
+        for layer in range(self.hand.shape[1]):
             self._shrink_layer(sequence, layer, num_slots)
 
     def _shrink_layer(self, sequence: Sequence, layer: int, num_slots: int) -> None:

@@ -94,8 +94,11 @@ class IndexTraining:
         whole: WholeContext,
         fixed: FixedSlots,
         index_device: IndexDevice,
+        kept: tuple[int, ...],
     ) -> None:
+        """kept: the arena's number of each layer."""
         self._shape = shape
+        self._kept = kept
         self._pool = pool
         self._offloader = offloader
         self._indexes = indexes
@@ -134,7 +137,7 @@ class IndexTraining:
         segment = self._offloader.trainings.segment(trained, timeout_seconds)
         if segment is None or self._offloader.selects_in_store:
             return segment is not None
-        policy, layer, job = recall_policy(sequence), trained.layer, trained.job
+        policy, layer, job = recall_policy(sequence), self._kept.index(trained.layer), trained.job
         device = self._shape.device
         arrays = {name: to_device(array, device) for name, array in segment.arrays.items()}
         read_keys = self._reader(sequence, layer) if job.needs_keys else None
@@ -157,20 +160,20 @@ class IndexTraining:
         job = recall_policy(sequence).leaving_job(plan, begin, begin + 1)
         return job is not None and not self._is_trained_here(job, 0)
 
-    def train_leaving(self, sequence: Sequence, layers: range, job: IndexJob) -> deque[TrainedLayer]:
+    def train_leaving(self, sequence: Sequence, job: IndexJob) -> deque[TrainedLayer]:
         """Index tokens that leave the window together. Returns what the store trains and `load` has to load. Raises
         StoreUnavailable and StoreSilent."""
         if self._is_trained_here(job, 0):
             positions = torch.arange(job.begin, job.end, device=self._shape.device)
             layer_bytes = self._shape.num_kv_heads * (job.end - job.begin) * self._pool.row_bytes // 2
             at_once = max(1, WINDOW_BYTES // layer_bytes)
-            for first in range(layers.start, layers.stop, at_once):
-                some = range(first, min(first + at_once, layers.stop))
+            for first in range(0, self._shape.num_layers, at_once):
+                some = range(first, min(first + at_once, self._shape.num_layers))
                 slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in some])
                 self._train_here(sequence, some, job, self._keys[slots])
             return deque()
         self._offloader.seal(sequence, job.end)
-        return deque(self._offloader.trainings.build(sequence, layer, job) for layer in layers)
+        return deque(self._offloader.trainings.build(sequence, layer, job) for layer in self._kept)
 
     def _is_trained_here(self, job: IndexJob, layer: int) -> bool:
         is_hidden = job.is_bounded and layer < self._shape.num_layers - UNHIDDEN_LAYERS
@@ -195,7 +198,7 @@ class IndexTraining:
         head_dim = self._shape.head_dim
         if sequence.can_miss:
             # It has given slots up since the store was asked.
-            rows = self._offloader.reads.inspect(sequence, layer, self._shape.num_kv_heads)
+            rows = self._offloader.reads.inspect(sequence, self._kept[layer], self._shape.num_kv_heads)
             return lambda begin, end: rows[:, begin:end, :head_dim]
 
         def read(begin: int, end: int) -> Tensor:

@@ -21,12 +21,10 @@ class RecallSight:
         self._pool = pool
         self._tables = block_tables.tables
 
-    def of(
-        self, sequence: Sequence, place: LanePlace, layers: range, hot: HotCache | None, most: int
-    ) -> Sight | None:
-        """In at most so many of these layers; None where there was no room to keep what was selected. hot: of a
+    def of(self, sequence: Sequence, place: LanePlace, hot: HotCache | None, most: int) -> Sight | None:
+        """In at most so many layers; None where there was no room to keep what was selected. hot: of a
         sequence that may miss."""
-        seen = self._seen.of(place.shape, place.first_lane, layers)
+        seen = self._seen.of(place.shape, place.first_lane)
         if not seen:
             return None
         widest = max(place.shape.num_selected, 0 if hot is None else sequence.num_slots)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
-
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ class SeenRows:
     """
 
     def __init__(self, shape: CacheShape) -> None:
-        self._num_heads = shape.num_kv_heads
+        self._num_layers, self._num_heads = shape.num_layers, shape.num_kv_heads
         self._num_lanes = shape.max_num_seqs
         most = shape.num_layers * shape.num_kv_heads * shape.max_model_len
         room = min(most + ALIGNMENT, ROOM_BYTES // 4 // shape.max_num_seqs)
@@ -35,13 +33,13 @@ class SeenRows:
     def num_bytes(self) -> int:
         return self._rows.nbytes
 
-    def of(self, shape: GroupShape, first_lane: int, layers: Ordered[int]) -> dict[int, Tensor]:
-        """For some of these layers the place of a group's rows: int32 [B, H_kv, K], -1 pads."""
+    def of(self, shape: GroupShape, first_lane: int) -> dict[int, Tensor]:
+        """For some of the layers the place of a group's rows: int32 [B, H_kv, K], -1 pads."""
         per_layer = self._num_heads * shape.num_selected
         if not per_layer or first_lane + shape.num_lanes > self._num_lanes:
             # Padding may make a step wider than its seats.
             return {}
-        kept = spread(layers, self._per_lane // per_layer)
+        kept = spread(range(self._num_layers), self._per_lane // per_layer)
         begin, count = first_lane * self._per_lane, len(kept) * shape.num_lanes * per_layer
         places = self._rows[begin : begin + count].view(
             len(kept), shape.num_lanes, self._num_heads, shape.num_selected

@@ -53,11 +53,9 @@ class Selection:
 
     latest: Tensor
 
-    def __init__(
-        self, group: Group, layers: range, policy: RecallPolicy, index: Any, parts: RecallParts
-    ) -> None:
+    def __init__(self, group: Group, policy: RecallPolicy, index: Any, parts: RecallParts) -> None:
         self._group = group
-        self._seen = parts.seen.of(group.shape, group.first_lane, layers)
+        self._seen = parts.seen.of(group.shape, group.first_lane)
         self._policy = policy
         self._index = index
         self._parts = parts

@@ -20,21 +20,19 @@ from gpu_worker.state.sequence import Sequence
 class RecallStep(GroupStep):
     """The sequences of a group share a policy, and either all or none of them may miss."""
 
-    def __init__(
-        self, group: Group, layers: range, policy: RecallPolicy, index: Any, parts: RecallParts
-    ) -> None:
+    def __init__(self, group: Group, policy: RecallPolicy, index: Any, parts: RecallParts) -> None:
         """index: the policy's state of all seats; None where the store selects."""
         self.group = group
-        self._layers = layers
         self._parts = parts
         if parts.in_store is None:
             # Before the slots of what leaves may become another's.
-            policy.extend(index, Leaving(group.lanes.seats, layers, group.lanes.leaving, self._leaving_keys))
+            every = range(parts.shape.num_layers)
+            policy.extend(index, Leaving(group.lanes.seats, every, group.lanes.leaving, self._leaving_keys))
         places = parts.hot if group.shape.can_miss else parts.whole
         assert places is not None, "a sequence that may miss was admitted without a hot cache"
-        self.new_slots = places.place(group.lanes, layers)
-        parts.fixed.take_in(group.lanes, layers, self.new_slots)
-        self._selection = Selection(group, layers, policy, index, parts)
+        self.new_slots = places.place(group.lanes)
+        parts.fixed.take_in(group.lanes, self.new_slots)
+        self._selection = Selection(group, policy, index, parts)
         self._measured = [row for row, one in enumerate(group.sequences) if one.request.measure]
         # Query, new rows, output and selection of each layer, for the probe.
         self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -60,16 +58,16 @@ class RecallStep(GroupStep):
             )
             for row in self._measured
         ]
-        self._parts.probe.measure(self._layers, sightings)
+        self._parts.probe.measure(sightings)
 
     def _new_rows(self, layer: int) -> Tensor:
         """Of the new tokens, [B, H_kv, 2d]; padding lanes have arbitrary ones."""
-        return self._parts.pool.rows[self.new_slots[:, layer - self._layers.start].clamp(min=0).long()]
+        return self._parts.pool.rows[self.new_slots[:, layer].clamp(min=0).long()]
 
     def _leaving_keys(self) -> Tensor:
         """Keys of the tokens that leave the window at this step: [B, layers, H_kv, d]; arbitrary where none does."""
         parts = self._parts
-        slots = parts.fixed.leaving(self.group.lanes, self._layers)
+        slots = parts.fixed.leaving(self.group.lanes)
         return parts.pool.rows[slots.clamp(min=0).long()][..., : parts.shape.head_dim]
 
 

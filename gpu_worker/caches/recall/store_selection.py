@@ -22,12 +22,15 @@ class StoreSelection(RecallFetch):
 
     def __init__(
         self,
+        kept: tuple[int, ...],
         pool: SlotPool,
         block_tables: BlockTables,
         offloader: Offloader,
         hot_cache: Callable[[], HotCache],
     ) -> None:
-        """hot_cache: knows which rows of a sequence that may miss are on the device."""
+        """kept: the arena's number of each layer. hot_cache: knows which rows of a sequence that may miss are on the
+        device."""
+        self._kept = kept
         self._pool = pool
         self._tables = block_tables.tables
         self._offloader = offloader
@@ -43,7 +46,9 @@ class StoreSelection(RecallFetch):
         if group.shape.can_miss:
             hot = self._hot_cache()
             resident = [hot.holds(one, layer, one.plan.num_sink, one.window_begin) for one in sequences]
-        found, self._rows = self._offloader.reads.select(layer, sequences, query, resident, candidates.scale)
+        found, self._rows = self._offloader.reads.select(
+            self._kept[layer], sequences, query, resident, candidates.scale
+        )
         selected = torch.full((query.shape[0], found[0].shape[0], group.shape.num_selected), -1)
         for lane, positions in enumerate(found):
             selected[lane, :, : positions.shape[1]] = positions

@@ -16,7 +16,7 @@ from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.caches.retain.step import RetainStep
 from gpu_worker.caches.sight import MAX_ELEMENTS, LanePlace, Sight, spread
 from gpu_worker.errors import CapacityError, RequestError, no_room_for_policy
-from gpu_worker.policies.base import CacheShape
+from gpu_worker.policies.base import CacheShape, PromptAttention
 from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy, prompt_positions
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import KeptLayer, Sequence
@@ -32,15 +32,10 @@ class RetainCache(Cache):
     """One cache for every retain policy and any mix of them. A layer's slots are taken when it is compressed, but
     reserved from admission on."""
 
-    def __init__(
-        self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, probe: Probe, first_layer: int
-    ) -> None:
-        """first_layer: the layers before it are dense."""
-        self._shape = shape
-        self._block_tables = block_tables
-        self._first_layer = first_layer
+    def __init__(self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, probe: Probe) -> None:
+        super().__init__(shape, block_tables)
         self.kept = KeptSlots(shape)
-        self._rows = KeptRows(shape, pool, block_tables, self.kept, first_layer)
+        self._rows = KeptRows(shape, pool, block_tables, self.kept)
         self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
         # Of the prompt whose layer came last: the next layer is mostly its own.
         self._positions: Tensor | None = None
@@ -49,27 +44,24 @@ class RetainCache(Cache):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Objects whose addresses captured steps hold: with other objects the steps are void."""
         return self.kept.state
 
-    @property
-    def _num_layers(self) -> int:
-        return self._shape.num_layers - self._first_layer
-
-    def num_blocks(self, sequence: Sequence, num_layers: int, num_free_blocks: int) -> int:
+    def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
         """Raises RequestError where the policy cannot serve the budget."""
-        return sum(self._layer_blocks(sequence, layer) for layer in range(self._num_layers))
+        return sum(self._layer_blocks(sequence, layer) for layer in range(self.num_layers))
+
+    def prompt_attention(self, sequence: Sequence) -> PromptAttention | None:
+        return sequence.prompt_attention()
 
     def _layer_blocks(self, sequence: Sequence, layer: int) -> int:
-        """Enough blocks however unequally a policy divides a layer's budget among its heads. layer: of those
-        compressed."""
+        """Enough blocks however unequally a policy divides a layer's budget among its heads."""
         slots = self._layer_budgets(sequence)[layer] + self._room(sequence)
         return blocks_of_heads(self._shape.num_kv_heads, slots)
 
     def _layer_budgets(self, sequence: Sequence) -> list[int]:
         """Budgets of the layers that are compressed. Raises RequestError if the policy cannot serve the budget."""
         if sequence not in self._budgets:
-            policy, plan, num_layers = retain_policy(sequence), sequence.plan, self._num_layers
+            policy, plan, num_layers = retain_policy(sequence), sequence.plan, self.num_layers
             try:
                 budgets = [policy.layer_budget(plan, layer, num_layers) for layer in range(num_layers)]
             except ValueError as error:
@@ -86,22 +78,20 @@ class RetainCache(Cache):
         # Only to measure by: what is not kept is gone. Means of rows lie at no position, so they are not measured.
         return sequence.request.measure and sequence.plan.selects and not sequence.plan.has_means
 
-    def admit(self, sequence: Sequence, layers: range) -> None:
-        for layer in layers:
-            blocks = self._layer_blocks(sequence, layer - self._first_layer)
-            self._block_tables.reserve(sequence.seat, layer, blocks)
+    def admit(self, sequence: Sequence) -> None:
+        for layer in range(self.num_layers):
+            self.block_tables.reserve(sequence.seat, layer, self._layer_blocks(sequence, layer))
         # Most policies keep as many of every head: nothing is left to be divided while the prompt is computed.
         room = self._room(sequence)
         shares = [num_blocks(budget + room) for budget in self._layer_budgets(sequence)]
-        self._block_tables.deal_evenly(sequence.seat, layers, shares)
+        self.block_tables.deal_evenly(sequence.seat, shares)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         seed = sequence.request.sampling.seed or 0
-        compressed = layer - self._first_layer
         if self._positions is None or self._positions.shape[1] != rows.shape[1]:
             self._positions = prompt_positions(rows)
         prompt = LayerRows.of_prompt(
-            compressed, self._num_layers, rows, queries, self._shape.scale, seed, self._positions
+            layer, self.num_layers, rows, queries, self._shape.scale, seed, self._positions
         )
         sequence.kept_at = sequence.num_prefill
         self._keep(sequence, range(layer, layer + 1), self._compress(sequence, prompt))
@@ -125,21 +115,21 @@ class RetainCache(Cache):
                 f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
                 "ask for a smaller budget or fewer tokens, or start with fewer --max-num-seqs"
             ) from error
-        if layers.start == self._first_layer:
+        if layers.start == 0:
             sequence.longest_kept = sequence.num_kept = 0
         sequence.longest_kept = max(sequence.longest_kept, longest)
         sequence.num_kept += sum(counts)
         is_final, num_heads = policy.recompression(sequence.plan) is None, self._shape.num_kv_heads
         for layer, first in zip(layers, range(0, len(counts), num_heads), strict=True):
             heads = slice(first, first + num_heads)
-            self._block_tables.deal(
+            self.block_tables.deal(
                 seat, layer, [num_blocks(count + room) for count in counts[heads]], is_final
             )
             history = None if retained.history is None else retained.history[heads]
             sequence.kept_layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
         self._rows.write(seat, layers, retained, room)
 
-    def advance(self, sequence: Sequence, layers: range) -> None:
+    def advance(self, sequence: Sequence) -> None:
         """Move the window on for the next token; compress again when it is time."""
         policy, plan = retain_policy(sequence), sequence.plan
         sequence.window_begin = policy.window_begin(plan, sequence.num_tokens)
@@ -149,9 +139,9 @@ class RetainCache(Cache):
         num_decoded = sequence.num_tokens - sequence.kept_at
         if num_decoded >= again.interval:
             sequence.kept_at = sequence.num_tokens
-            step = self._layers_at_once(sequence, again)
+            layers, step = range(self.num_layers), self._layers_at_once(sequence, again)
             for first in layers[::step]:
-                together = layers[first - layers.start :][:step]
+                together = layers[first : first + step]
                 # No name holds the rows while others are written.
                 self._keep(
                     sequence,
@@ -178,18 +168,19 @@ class RetainCache(Cache):
         num_positions = min(buckets.positions(min(longest, room)), self.kept.width)
         return GroupShape(sequences[0].policy.name, False, num_lanes, num_positions)
 
-    def begin_step(self, group: Group, layers: range) -> RetainStep:
-        return RetainStep(group, layers, retain_policy(group.sequences[0]), self._parts)
+    def begin_step(self, group: Group) -> RetainStep:
+        return RetainStep(group, retain_policy(group.sequences[0]), self._parts)
 
-    def sight(self, sequence: Sequence, place: LanePlace, layers: range, most: int) -> Sight:
+    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight:
         width = min(self.kept.width, sequence.longest_kept + sequence.num_tokens - sequence.kept_at)
-        kept = spread(layers, min(most, max(1, MAX_ELEMENTS // (self._shape.num_kv_heads * width))))
+        most = min(most, max(1, MAX_ELEMENTS // (self._shape.num_kv_heads * width)))
+        kept = spread(range(self.num_layers), most)
         positions = torch.stack([self.kept.positions[sequence.seat, layer, :, :width] for layer in kept])
         # All that is kept is attended; the rest is forgotten.
         return Sight(tuple(kept), positions, positions)
 
-    def count(self, sequences: list[Sequence], layers: range) -> None:
-        num_layers = len(layers)
+    def count(self, sequences: list[Sequence]) -> None:
+        num_layers = self.num_layers
         for sequence in sequences:
             meter = sequence.meter
             # Where every step evicts, the new token's slot is all that is beside what was kept.
@@ -197,6 +188,3 @@ class RetainCache(Cache):
             grown = 0 if evicts else sequence.num_tokens - sequence.kept_at
             meter.num_layer_steps += num_layers
             meter.attended_tokens += sequence.num_kept / self._shape.num_kv_heads + num_layers * grown
-
-    def release(self, sequence: Sequence, layers: range) -> None:
-        self._block_tables.release(sequence.seat, layers)

@@ -30,9 +30,9 @@ class RetainParts:
     kept: KeptSlots
     probe: Probe
 
-    def pool_rows(self, rows: LaneInputs, layers: range, slots: Tensor) -> Tensor:
-        """Pool rows of slots int64 [B, layers, H_kv, R]: int32 alike, -1 for -1 and for padding."""
-        tables = self.block_tables.tables[:, layers.start : layers.stop].flatten(1, 2)
+    def pool_rows(self, rows: LaneInputs, slots: Tensor) -> Tensor:
+        """Pool rows of slots int64 [B, L, H_kv, R]: int32 alike, -1 for -1 and for padding."""
+        tables = self.block_tables.tables.flatten(1, 2)
         asked = slots.flatten(1, 2).where((rows.positions >= 0)[:, None, None], -1)
         found = torch.empty(asked.shape, dtype=torch.int32, device=asked.device)
         pool_rows(tables, rows.seats, asked, found)
@@ -42,9 +42,8 @@ class RetainParts:
 class KeptAttention(KeptStep):
     """Over block tables, each head's own length."""
 
-    def __init__(self, group: Group, layers: range, lengths: Tensor, parts: RetainParts) -> None:
+    def __init__(self, group: Group, lengths: Tensor, parts: RetainParts) -> None:
         self._rows = group.lanes
-        self._layers = layers
         self._lengths = lengths
         self._longest = group.shape.num_positions
         self._parts = parts
@@ -69,4 +68,4 @@ class KeptAttention(KeptStep):
 
     def _at(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's block tables and lengths."""
-        return self._parts.block_tables.tables[:, layer], self._lengths[:, layer - self._layers.start]
+        return self._parts.block_tables.tables[:, layer], self._lengths[:, layer]

@@ -20,15 +20,11 @@ class KeptRows:
     """Several layers at once are treated as one layer of more heads, those of the first layer first. Nothing here waits
     for the device."""
 
-    def __init__(
-        self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, kept: KeptSlots, first_layer: int
-    ) -> None:
-        """first_layer: of those that are compressed."""
+    def __init__(self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, kept: KeptSlots) -> None:
         self._shape = shape
         self._pool = pool
         self._block_tables = block_tables
         self._kept = kept
-        self._first_layer = first_layer
 
     def read(self, sequence: Sequence, layers: range, num_decoded: int) -> LayerRows:
         """The rows of these layers by now; heads shorter than the longest are padded. The layers were compressed in
@@ -44,8 +40,8 @@ class KeptRows:
         keys, values = self._pool.rows.new_empty(2, *positions.shape, head_dim)
         gather_pairs(self._bytes, self._offsets(sequence.seat, layers, positions), keys, values)
         return LayerRows(
-            layers.start - self._first_layer,
-            self._shape.num_layers - self._first_layer,
+            layers.start,
+            self._shape.num_layers,
             sequence.num_tokens,
             keys,
             values,

@@ -65,35 +65,32 @@ class KeptSlots:
             table[..., :count] = notes.view(*table.shape[:2], count)
         table[..., count:].fill_(0.0)
 
-    def before_step(self, rows: LaneInputs, layers: range, width: int) -> StepSlots:
+    def before_step(self, rows: LaneInputs, width: int) -> StepSlots:
         """What an evicting policy chooses from. width: no head of these lanes has more slots."""
-        span = slice(layers.start, layers.stop)
-        notes = None if self.notes is None else self.notes[:, span, :, :width][rows.seats]
-        positions = self.positions[:, span, :, :width][rows.seats]
+        notes = None if self.notes is None else self.notes[..., :width][rows.seats]
+        positions = self.positions[..., :width][rows.seats]
         return StepSlots(positions, notes, rows.begin, rows.end, rows.positions)
 
-    def appended(self, rows: LaneInputs, layers: range) -> Tensor:
-        """The next slot of every head: int64 [B, layers, H_kv]."""
-        return self.lengths[rows.seats, layers.start : layers.stop].long()
+    def appended(self, rows: LaneInputs) -> Tensor:
+        """The next slot of every head: int64 [B, L, H_kv]."""
+        return self.lengths[rows.seats].long()
 
-    def is_full(self, rows: LaneInputs, layers: range) -> Tensor:
-        """Whether a head has no slot left: bool [B, layers, H_kv]."""
-        span = slice(layers.start, layers.stop)
-        return self.lengths[rows.seats, span] >= self.limits[rows.seats, span]
+    def is_full(self, rows: LaneInputs) -> Tensor:
+        """Whether a head has no slot left: bool [B, L, H_kv]."""
+        return self.lengths[rows.seats] >= self.limits[rows.seats]
 
-    def take_in(self, rows: LaneInputs, layers: range, slots: Tensor) -> Tensor:
-        """Put the new tokens into slots int64 [B, layers, H_kv]; returns how many slots are filled then, int64 alike, 0
+    def take_in(self, rows: LaneInputs, slots: Tensor) -> Tensor:
+        """Put the new tokens into slots int64 [B, L, H_kv]; returns how many slots are filled then, int64 alike, 0
         for padding."""
-        span, is_real = slice(layers.start, layers.stop), rows.positions >= 0
-        wide = is_real[:, None, None]
-        before = self.lengths[rows.seats, span]
+        wide = (rows.positions >= 0)[:, None, None]
+        before = self.lengths[rows.seats]
         lengths = torch.maximum(before.long(), slots + 1)
         # Padding writes what is there.
-        self.lengths[:, span][rows.seats] = torch.where(wide, lengths, before.long()).int()
+        self.lengths[rows.seats] = torch.where(wide, lengths, before.long()).int()
         new = rows.positions[:, None, None].expand_as(slots)
-        _put(self.positions[:, span], rows.seats, slots, new, wide)
+        _put(self.positions, rows.seats, slots, new, wide)
         if self.notes is not None:
-            _put(self.notes[:, span], rows.seats, slots, torch.zeros_like(slots, dtype=torch.float32), wide)
+            _put(self.notes, rows.seats, slots, torch.zeros_like(slots, dtype=torch.float32), wide)
         return lengths.masked_fill(~wide, 0)
 
     def change_notes(

@@ -16,14 +16,13 @@ from gpu_worker.state.batch import Group
 class RetainStep(GroupStep):
     """The sequences of a group share a policy."""
 
-    def __init__(self, group: Group, layers: range, policy: RetainPolicy, parts: RetainParts) -> None:
+    def __init__(self, group: Group, policy: RetainPolicy, parts: RetainParts) -> None:
         self.group = group
-        self._layers = layers
         self._parts = parts
         slots = self._slots(policy)
         self.new_slots = self._pool_rows(slots[..., None])[..., 0]
-        lengths = parts.kept.take_in(group.lanes, layers, slots)
-        self._attention = policy.attention(KeptAttention(group, layers, lengths, parts))
+        lengths = parts.kept.take_in(group.lanes, slots)
+        self._attention = policy.attention(KeptAttention(group, lengths, parts))
         self._measured = [
             row for row, one in enumerate(group.sequences) if one.request.measure and not one.plan.has_means
         ]
@@ -33,7 +32,7 @@ class RetainStep(GroupStep):
     def attend(self, layer: int, queries: StepQueries) -> Tensor:
         attended = self._attention.attend(layer, queries)
         if self._measured:
-            newest = self._parts.pool.rows[self.new_slots[:, layer - self._layers.start].long()]
+            newest = self._parts.pool.rows[self.new_slots[:, layer].long()]
             self._seen.append((queries.own, newest, attended))
         return attended
 
@@ -41,26 +40,25 @@ class RetainStep(GroupStep):
         if not self._measured:
             return
         query, newest, output = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
-        span = slice(self._layers.start, self._layers.stop)
         sightings = []
         for row in self._measured:
             sequence = self.group.sequences[row]
-            positions = self._parts.kept.positions[sequence.seat, span]
+            positions = self._parts.kept.positions[sequence.seat]
             is_middle = (positions >= sequence.plan.num_sink) & (positions < sequence.window_begin)
             selected = positions.where(is_middle, -1)
             sightings.append(
                 Sighting(sequence, query[:, row], newest[:, row], output[:, row], positions, selected)
             )
-        self._parts.probe.measure(self._layers, sightings)
+        self._parts.probe.measure(sightings)
 
     def _slots(self, policy: RetainPolicy) -> Tensor:
-        """Where the new tokens go: int64 [B, layers, H_kv]."""
+        """Where the new tokens go: int64 [B, L, H_kv]."""
         rows, kept = self.group.lanes, self._parts.kept
-        appended = kept.appended(rows, self._layers)
+        appended = kept.appended(rows)
         if not policy.evicts:
             return appended
-        is_full = kept.is_full(rows, self._layers) & (rows.positions >= 0)[:, None, None]
-        evicted = policy.evict(kept.before_step(rows, self._layers, self.group.shape.num_positions))
+        is_full = kept.is_full(rows) & (rows.positions >= 0)[:, None, None]
+        evicted = policy.evict(kept.before_step(rows, self.group.shape.num_positions))
         if evicted.gift is not None:
             self._give(evicted.slots, evicted.gift, is_full)
         return torch.where(is_full, evicted.slots, appended)
@@ -78,4 +76,4 @@ class RetainStep(GroupStep):
         pool[:, head_dim:].index_add_(0, targets.clamp(min=0).long().flatten(), given.flatten(0, -2))
 
     def _pool_rows(self, slots: Tensor) -> Tensor:
-        return self._parts.pool_rows(self.group.lanes, self._layers, slots)
+        return self._parts.pool_rows(self.group.lanes, slots)

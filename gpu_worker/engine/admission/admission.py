@@ -124,8 +124,7 @@ class Admission:
 
     def _missing_alone(self, sequence: Sequence) -> int:
         """Bytes that it would miss in an empty arena, for its prompt and the next token."""
-        caches = self._caches.of(sequence)
-        jobs = [cache.prompt_job(sequence, layer) for layer, cache in enumerate(caches)]
+        jobs = [one.cache.prompt_job(sequence, one.index) for one in self._caches.of(sequence)]
         return self._offloader.missing_alone(
             sequence.known_tokens + 1, [job for job in jobs if job is not None]
         )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.caches import Cache
+from gpu_worker.caches import ServedLayer
 from gpu_worker.device import Mark, to_device
 from gpu_worker.engine.prompts.prompt import Prompt, keeper
 from gpu_worker.engine.prompts.prompt_memory import buffer_tokens
@@ -36,19 +36,20 @@ class Prefill(PromptPass[PromptRows]):
         self,
         sequences: list[Sequence],
         decoder: Decoder,
-        caches: list[list[Cache]],
+        layers: list[list[ServedLayer]],
         offloader: Offloader,
         chunk_size: int,
         max_tokens: int,
     ) -> None:
-        """sequences: several only if a chunk has their tokens and all are attended densely. caches: of each one's
-        layers. chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises torch.OutOfMemoryError."""
+        """sequences: several only if a chunk has their tokens and no policy attends some of them in part. layers: of
+        each sequence. chunk_size: tokens of a quantum. max_tokens: of the longest prompt. Raises
+        torch.OutOfMemoryError."""
         self._decoder = decoder
         self._chunk_size = chunk_size
         self._device = decoder.device
         self._num_tokens = sum(sequence.num_prefill - sequence.num_cached for sequence in sequences)
         self._buffers = self._make_buffers(sequences, offloader, max_tokens)
-        super().__init__(self._make_parts(sequences, caches, offloader))
+        super().__init__(self._make_parts(sequences, layers, offloader))
         token_ids = list(chain(*(part.token_ids for part in self._parts)))
         self._hidden = decoder.embed(to_device(np.array(token_ids, dtype=np.int64), self._device))
         spans = [torch.arange(part.first, part.num_tokens, device=self._device) for part in self._parts]
@@ -64,7 +65,6 @@ class Prefill(PromptPass[PromptRows]):
                 self._places = torch.cat(
                     [begin + span for begin, span in zip(row_begins, spans, strict=True)]
                 )
-        self._sparse = sequences[0].prompt_attention()
         self._scores: dict[Prompt, PromptScores] = {
             part: PromptScores(part.sequence, decoder, part.sequence.request.sampling.prompt_logprobs or 0)
             for part in self._parts
@@ -185,15 +185,19 @@ class Prefill(PromptPass[PromptRows]):
         scale, end = self._decoder.attention_scale, begin + query.shape[0]
         # Nothing reads the last layer's output but the next tokens, and who scores the prompt.
         is_last = self._layer == self._decoder.config.num_layers - 1 and not self._scores
+        part = self._parts[0]
+        sparse = part.attention(self._layer)
         if self._packed is not None:
-            attention = attend_prompts(query, self._rows, self._packed, scale)
+            if sparse is None:
+                attention = attend_prompts(query, self._rows, self._packed, scale)
+            else:
+                attention = torch.cat([self._attend_alone(part, query, scale) for part in self._parts])
             if not is_last:
                 return slice(begin, end), attention
             last = self._packed.query_bounds[1:].long() - 1
             return last, attention[last]
-        part = self._parts[0]
-        if self._sparse is not None and not part.is_dense(self._layer):
-            attention = self._sparse.attend(query, part.rows, part.first + begin, scale)
+        if sparse is not None:
+            attention = sparse.attend(query, part.rows, part.first + begin, scale)
         elif is_last:
             if end < self._num_tokens:
                 return None
@@ -202,6 +206,12 @@ class Prefill(PromptPass[PromptRows]):
         else:
             attention = attend_chunk(query, self._rows, part.first + begin, scale)
         return slice(begin, end), attention
+
+    def _attend_alone(self, part: PromptRows, query: Tensor, scale: float) -> Tensor:
+        """One of several packed prompts, in a layer that is not attended densely."""
+        attention = part.attention(self._layer)
+        assert attention is not None, "packed prompts are served alike"
+        return attention.attend(query[part.begin : part.end], part.rows, part.first, scale)
 
     def _finish_layer(self) -> None:
         begun, ended = self._begun, Mark(self._device)
@@ -217,15 +227,15 @@ class Prefill(PromptPass[PromptRows]):
         return [torch.empty(shape, dtype=dtype, device=self._device) for _ in range(num_buffers)]
 
     def _make_parts(
-        self, sequences: list[Sequence], caches: list[list[Cache]], offloader: Offloader
+        self, sequences: list[Sequence], layers: list[list[ServedLayer]], offloader: Offloader
     ) -> list[PromptRows]:
         parts: list[PromptRows] = []
         begin = row_begin = 0
-        for sequence, of_layers in zip(sequences, caches, strict=True):
+        for sequence, of_sequence in zip(sequences, layers, strict=True):
             row_end = row_begin + sequence.num_prefill
             rows = [buffer[:, row_begin:row_end] for buffer in self._buffers]
             share = (sequence.num_prefill - sequence.num_cached) / self._num_tokens
             num_heads = self._decoder.config.num_heads
-            parts.append(PromptRows(sequence, of_layers, offloader, rows, num_heads, begin, share))
+            parts.append(PromptRows(sequence, of_sequence, offloader, rows, num_heads, begin, share))
             begin, row_begin = parts[-1].end, row_end
         return parts

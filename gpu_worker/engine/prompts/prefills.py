@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from gpu_worker.caches import Cache, CacheSet
+from gpu_worker.caches import CacheSet, ServedLayer
 from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.engine.prompts.prompt_memory import buffer_sizes
 from gpu_worker.engine.prompts.prompt_pass import PromptPass
@@ -20,7 +20,7 @@ from gpu_worker.store.offload import Offloader
 from gpu_worker.store.trainings import TrainedLayer
 
 AnyPass = PromptPass[Prompt]
-MakePrefill = Callable[[list[Sequence], Decoder, list[list[Cache]], Offloader, int, int], AnyPass]
+MakePrefill = Callable[[list[Sequence], Decoder, list[list[ServedLayer]], Offloader, int, int], AnyPass]
 
 
 class Prefills(Mapping[Sequence, AnyPass]):
@@ -96,10 +96,10 @@ class Prefills(Mapping[Sequence, AnyPass]):
         """Of sequences that were admitted together; maybe none. Raises CapacityError."""
         if not sequences:
             return
-        caches = [self._caches.of(sequence) for sequence in sequences]
+        layers = [self._caches.of(sequence) for sequence in sequences]
         sizes = self._chunk_size, self._max_tokens
         try:
-            prefill = self._make(sequences, self._decoder, caches, self._offloader, *sizes)
+            prefill = self._make(sequences, self._decoder, layers, self._offloader, *sizes)
         except torch.OutOfMemoryError as error:
             raise no_room("the prompt", error) from error
         self._by_sequence.update(dict.fromkeys(sequences, prefill))

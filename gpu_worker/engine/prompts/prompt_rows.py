@@ -10,11 +10,12 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from gpu_worker.caches import Cache
+from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.engine.prompts.prompt_memory import FEW_TOKENS
 from gpu_worker.errors import PrefixLost, RowsCorrupt, no_room
+from gpu_worker.policies.base import PromptAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
@@ -26,8 +27,8 @@ POLL_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A computed layer on its way to the arena, where it is at `copied`, and the time that computing it took: between
-    two marks, decode steps between its chunks included."""
+    """A computed layer of the model on its way to the arena, where it is at `copied`, and the time that computing it
+    took: between two marks, decode steps between its chunks included."""
 
     layer: int
     copied: Mark
@@ -47,7 +48,7 @@ class PromptRows(Prompt):
     def __init__(
         self,
         sequence: Sequence,
-        caches: list[Cache],
+        layers: list[ServedLayer],
         offloader: Offloader,
         buffers: list[Tensor],
         num_heads: int,
@@ -57,7 +58,12 @@ class PromptRows(Prompt):
         """buffers: its own parts. begin: of its tokens among those that are computed together. share: of these."""
         super().__init__(sequence, offloader, share)
         self.begin, self.end = begin, begin + self.num_tokens - self.first
-        self._caches = caches
+        self._layers = layers
+        caches = dict.fromkeys(one.cache for one in layers)
+        # One of each cache: it may know what it was asked before.
+        self._attention: dict[Cache, PromptAttention | None] = {
+            cache: cache.prompt_attention(sequence) for cache in caches
+        }
         self._buffers = buffers
         asked = sequence.policy.num_queries(sequence.plan) if sequence.plan.selects else 0
         head_dim = buffers[0].shape[2] // 2
@@ -74,9 +80,9 @@ class PromptRows(Prompt):
         self._times: list[tuple[Mark, Mark]] = []
         self._few: Tensor | None = None
         num_new, is_alone = self.num_tokens - self.first, share == 1.0
-        if self.first and is_alone and num_new <= FEW_TOKENS and not any(map(self._job, range(len(caches)))):
+        if self.first and is_alone and num_new <= FEW_TOKENS and not any(map(self._job, range(len(layers)))):
             num_kv_heads, _, row = buffers[0].shape
-            self._few = buffers[0].new_empty(len(caches), num_kv_heads, num_new, row)
+            self._few = buffers[0].new_empty(len(layers), num_kv_heads, num_new, row)
         # Of the known rows in the arena, while they are compared with their checksums. Who offloads reads them while it
         # decodes; others from when they are first read on, which may be never.
         self._verified: futures.Future[int] | None = None
@@ -95,10 +101,11 @@ class PromptRows(Prompt):
 
     @property
     def computed_tokens(self) -> int:
-        return (self._num_layers * (self.end - self.begin) + self._num_passed) // len(self._caches)
+        return (self._num_layers * (self.end - self.begin) + self._num_passed) // len(self._layers)
 
-    def is_dense(self, layer: int) -> bool:
-        return self._caches[layer].is_dense
+    def attention(self, layer: int) -> PromptAttention | None:
+        """How a layer is attended; None: densely."""
+        return self._attention[self._layers[layer].cache]
 
     def take_known(self) -> None:
         """The rows of a known prefix, of this layer; those of the next are on their way while this one is computed.
@@ -111,7 +118,7 @@ class PromptRows(Prompt):
             loading = self._load(layer)
         if loading is not None:
             loading.hold()
-        has_next = len(self._buffers) > 1 and layer + 1 < len(self._caches)
+        has_next = len(self._buffers) > 1 and layer + 1 < len(self._layers)
         resident = self.sequence.resident
         if has_next and not (resident is not None and resident.is_there(layer + 1)):
             self._loading = self._load(layer + 1)
@@ -122,11 +129,13 @@ class PromptRows(Prompt):
         return resident is not None and resident.load(layer, self.rows[:, : self.first])
 
     def _load(self, layer: int) -> Mark:
-        """From the arena."""
+        """From the arena, which keeps every layer of a prompt that it knows."""
+        kept = self._layers[layer].kept
+        assert kept is not None, f"layer {layer} of a known prefix is not kept"
         self._prove()
         place = layer % len(self._buffers)
         try:
-            return self._keeper.load_layer(self.sequence, layer, self._buffers[place], self._copied[place])
+            return self._keeper.load_layer(self.sequence, kept, self._buffers[place], self._copied[place])
         except RowsCorrupt as error:
             raise self._lost(str(error)) from error
 
@@ -165,9 +174,10 @@ class PromptRows(Prompt):
             self._put(range(layer, layer + 1), rows[None])
         else:
             self._few[layer].copy_(rows[:, self.first :])
-            if layer + 1 == len(self._caches):
+            if layer + 1 == len(self._layers):
                 self._put(range(layer + 1), self._few, self.first)
-        self._caches[layer].store(sequence, layer, rows, self.queries.transpose(0, 1))
+        served = self._layers[layer]
+        served.cache.store(sequence, served.index, rows, self.queries.transpose(0, 1))
         self._leave(layer, rows)
         self._num_layers, self._num_passed = layer + 1, 0
         if (copied := self._copied[self._num_layers % len(self._buffers)]) is not None:
@@ -181,13 +191,18 @@ class PromptRows(Prompt):
             return
         if self._few is None or left.begin < self.first:
             left.put(range(layer, layer + 1), rows[None])
-        elif layer + 1 == len(self._caches):
+        elif layer + 1 == len(self._layers):
             left.put(range(layer + 1), self._few, self.first)
 
     def _put(self, layers: range, rows: Tensor, begin: int = 0) -> None:
-        """Start to copy computed layers to the arena, [L, H_kv, n, 2d] from the position `begin` on."""
+        """Start to copy computed layers to the arena, [L, H_kv, n, 2d] from the position `begin` on: one layer of the
+        model, or all, of a known prompt, which are all kept."""
         times, self._times = self._times, []
-        if (put := self._keeper.put_layers(self.sequence, layers, rows, begin)) is not None:
+        kept = [number for layer in layers if (number := self._layers[layer].kept) is not None]
+        if not kept:
+            return
+        in_arena = range(kept[0], kept[-1] + 1)
+        if (put := self._keeper.put_layers(self.sequence, in_arena, rows, begin)) is not None:
             for layer, (begun, ended) in zip(layers, times, strict=True):
                 self._computed.append(_Computed(layer, put, begun, ended))
             self._copied[layers[-1] % len(self._buffers)] = put
@@ -198,16 +213,16 @@ class PromptRows(Prompt):
         PrefixLost where they are not what was written."""
         self._take_verified()
         copied = list(takewhile(lambda computed: computed.copied.is_reached, self._computed))
-        if self._verified is not None and copied and copied[-1].layer == len(self._caches) - 1:
+        if self._verified is not None and copied and copied[-1].layer == len(self._layers) - 1:
             copied.pop()
         sequence, jobs = self.sequence, [self._job(computed.layer) for computed in copied]
-        is_last = self._num_layers == len(self._caches) and len(copied) == len(self._computed)
+        is_last = self._num_layers == len(self._layers) and len(copied) == len(self._computed)
         if sequence.offloads and not (is_last or any(jobs)):
             return
         if copied and sequence.offloads:
-            layers = range(copied[0].layer, copied[-1].layer + 1)
+            in_arena = range(self._kept(copied[0]), self._kept(copied[-1]) + 1)
             # They stay until the store has answered.
-            self._offloader.seal_layers(sequence, layers, self.num_tokens)
+            self._offloader.seal_layers(sequence, in_arena, self.num_tokens)
         for computed, job in zip(copied, jobs, strict=True):
             self._computed.popleft()
             if all(left.copied is not computed.copied for left in self._computed):
@@ -215,7 +230,8 @@ class PromptRows(Prompt):
             if job is not None:
                 # Prompts that are computed together have their indexes trained together.
                 seconds = self.share * computed.ended.seconds_since(computed.begun)
-                self.trained.append(self._offloader.trainings.build(sequence, computed.layer, job, seconds))
+                kept = self._kept(computed)
+                self.trained.append(self._offloader.trainings.build(sequence, kept, job, seconds))
 
     def _take_verified(self) -> None:
         if self._verified is None or not self._verified.done():
@@ -233,7 +249,14 @@ class PromptRows(Prompt):
         return PrefixLost(text)
 
     def _job(self, layer: int) -> IndexJob | None:
-        return self._caches[layer].prompt_job(self.sequence, layer) if self.sequence.offloads else None
+        served = self._layers[layer]
+        return served.cache.prompt_job(self.sequence, served.index) if self.sequence.offloads else None
+
+    def _kept(self, computed: _Computed) -> int:
+        """The arena's number of a layer that goes there."""
+        kept = self._layers[computed.layer].kept
+        assert kept is not None, f"layer {computed.layer} is not kept"
+        return kept
 
     def wait(self) -> None:
         for computed in self._computed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_worker.caches import Cache
+from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.engine.prompts.prefills import AnyPass
@@ -24,15 +24,16 @@ GROUP_TOKENS = 512
 
 
 class ShortPrompt(Prompt):
-    """All layers are computed at once, and go to cache and arena in one call each. No layer has an index."""
+    """All layers are computed at once, and go to each cache and to the arena in one call. No layer has an index."""
 
     def __init__(
-        self, sequence: Sequence, cache: Cache, layers: range, offloader: Offloader, share: float
+        self, sequence: Sequence, layers: list[ServedLayer], offloader: Offloader, share: float
     ) -> None:
-        """cache: of every layer."""
         super().__init__(sequence, offloader, share)
-        self._cache = cache
-        self._layers = layers
+        self._by_cache: dict[Cache, list[int]] = {}
+        for layer, served in enumerate(layers):
+            self._by_cache.setdefault(served.cache, []).append(layer)
+        self._kept = [layer for layer, served in enumerate(layers) if served.kept is not None]
         self._is_stored = False
         self._copied: Mark | None = None
 
@@ -48,8 +49,10 @@ class ShortPrompt(Prompt):
         """rows: [L, H_kv, n, 2d], not to be changed on another stream than the current one until the mark, if there is
         one. Raises CapacityError and StoreUnavailable; then the prompt is to be cancelled."""
         try:
-            self._copied = self._keeper.put_layers(self.sequence, self._layers, rows)
-            self._cache.store_layers(self.sequence, self._layers, rows)
+            in_arena, kept = range(len(self._kept)), _of_layers(rows, self._kept)
+            self._copied = self._keeper.put_layers(self.sequence, in_arena, kept)
+            for cache, layers in self._by_cache.items():
+                cache.store_layers(self.sequence, _of_layers(rows, layers))
         except torch.OutOfMemoryError as error:
             raise no_room("the prompt", error) from error
         self._is_stored = True
@@ -59,7 +62,7 @@ class ShortPrompt(Prompt):
         if self._copied is None or not self._copied.is_reached:
             return
         if self.sequence.offloads:
-            self._offloader.seal_layers(self.sequence, self._layers, self.num_tokens)
+            self._offloader.seal_layers(self.sequence, range(len(self._kept)), self.num_tokens)
         self._note_copied(self._copied)
         self._copied = None
 
@@ -79,17 +82,16 @@ class ShortPrefill(PromptPass[ShortPrompt]):
         self,
         sequences: list[Sequence],
         decoder: Decoder,
-        caches: list[list[Cache]],
+        layers: list[list[ServedLayer]],
         offloader: Offloader,
         short_pass: ShortPass,
     ) -> None:
-        """sequences: which `PrefillChoice` takes. caches: of each one's layers."""
+        """sequences: which `PrefillChoice` takes. layers: of each sequence."""
         num_tokens = sum(sequence.num_prefill for sequence in sequences)
-        layers = range(decoder.config.num_layers)
         super().__init__(
             [
-                ShortPrompt(sequence, of_layers[0], layers, offloader, sequence.num_prefill / num_tokens)
-                for sequence, of_layers in zip(sequences, caches, strict=True)
+                ShortPrompt(sequence, of_sequence, offloader, sequence.num_prefill / num_tokens)
+                for sequence, of_sequence in zip(sequences, layers, strict=True)
             ]
         )
         self._config = decoder.config
@@ -142,6 +144,13 @@ class ShortPrefill(PromptPass[ShortPrompt]):
         return torch.stack([self._computed[prompt] for prompt in computed])
 
 
+def _of_layers(rows: Tensor, layers: list[int]) -> Tensor:
+    """Rows [L, H_kv, n, 2d] of some layers, ascending; a view where they are neighbours."""
+    if layers and layers[-1] - layers[0] == len(layers) - 1:
+        return rows[layers[0] : layers[-1] + 1]
+    return torch.stack([rows[layer] for layer in layers]) if layers else rows[:0]
+
+
 class PrefillChoice:
     """Makes an engine's prefills: of short prompts in one pass over all layers, of others layer by layer."""
 
@@ -152,7 +161,7 @@ class PrefillChoice:
         self,
         sequences: list[Sequence],
         decoder: Decoder,
-        caches: list[list[Cache]],
+        layers: list[list[ServedLayer]],
         offloader: Offloader,
         chunk_size: int,
         max_tokens: int,
@@ -161,7 +170,7 @@ class PrefillChoice:
         fits = all(sequence.num_prefill <= self._pass.max_tokens for sequence in sequences)
         is_whole = not any(sequence.num_cached or sequence.prompt_attention() for sequence in sequences)
         is_whole = is_whole and not any(sequence.scores_prompt for sequence in sequences)
-        is_dense = all(cache.is_dense for of_layers in caches for cache in of_layers)
+        is_dense = all(served.cache.is_dense for of_sequence in layers for served in of_sequence)
         if self._pass.is_open and fits and is_whole and is_dense:
-            return ShortPrefill(sequences, decoder, caches, offloader, self._pass)
-        return Prefill(sequences, decoder, caches, offloader, chunk_size, max_tokens)
+            return ShortPrefill(sequences, decoder, layers, offloader, self._pass)
+        return Prefill(sequences, decoder, layers, offloader, chunk_size, max_tokens)

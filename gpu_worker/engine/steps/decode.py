@@ -188,31 +188,34 @@ class DecodeStep:
         return self._offloader.arena is None and any(sequence.offloads for sequence in batch.sequences)
 
     def forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, vocab]; and every layer's new rows [B, L, H_kv, 2d] where the host must store them."""
+        """Logits [B, vocab]; and the new rows of the layers that the arena keeps, [B, L, H_kv, 2d], where the host must
+        store them."""
         decoder, rows = self._decoder, LaneInputs.of(table)
         hidden = decoder.embed(rows.token_ids)
         positions = rows.positions.clamp(min=0)
         arena = self._offloader.arena
         arena_bytes = None if arena is None else arena.bytes
         offsets = None if arena is None else arena.offsets(rows.seats, rows.positions)
-        ranges = self._caches.begin_step(batch, table)
+        layers, by_cache = self._caches.layers, self._caches.begin_step(batch, table)
         before: Tensor | None = None
-        for steps in ranges:
-            for layer in steps.layers:
-                query, key, value = decoder.project_qkv(layer, hidden, positions)
-                early = self._early_query(layer, before, positions, query)
-                slots = steps.new_slots[:, layer - steps.layers.start]
-                at_layer = None if offsets is None else offsets[:, layer]
-                store_token(key, value, self._pool.rows, slots, arena_bytes, at_layer)
-                attended = [
-                    step.attend(layer, StepQueries(step.group.part_of(query), _part(step.group, early)))
-                    for step in steps.steps
-                ]
-                before, hidden = hidden, decoder.finish_layer(layer, hidden, join(attended))
-        for steps in ranges:
+        for layer, (place, kept) in enumerate(zip(layers.places, layers.kept, strict=True)):
+            steps = by_cache[place.cache]
+            query, key, value = decoder.project_qkv(layer, hidden, positions)
+            early = self._early_query(layer, before, positions, query)
+            slots = steps.new_slots[:, place.index]
+            if offsets is None or kept is None:
+                store_token(key, value, self._pool.rows, slots, None, None)
+            else:
+                store_token(key, value, self._pool.rows, slots, arena_bytes, offsets[:, kept])
+            attended = [
+                step.attend(place.index, StepQueries(step.group.part_of(query), _part(step.group, early)))
+                for step in steps.steps
+            ]
+            before, hidden = hidden, decoder.finish_layer(layer, hidden, join(attended))
+        for steps in by_cache.values():
             for step in steps.steps:
                 step.finish()
-        new_rows = self._new_rows(ranges) if self._host_stores(batch) else None
+        new_rows = self._new_rows(by_cache) if self._host_stores(batch) else None
         return decoder.logits(hidden), new_rows
 
     def _early_query(
@@ -224,8 +227,10 @@ class DecodeStep:
             return lambda: query
         return cache(lambda: self._decoder.project_qkv(layer, before, positions)[0])
 
-    def _new_rows(self, ranges: list[LayerSteps]) -> Tensor:
-        slots = torch.cat([steps.new_slots for steps in ranges], dim=1)
+    def _new_rows(self, by_cache: dict[str, LayerSteps]) -> Tensor:
+        layers = self._caches.layers
+        kept = [place for place, number in zip(layers.places, layers.kept, strict=True) if number is not None]
+        slots = torch.stack([by_cache[place.cache].new_slots[:, place.index] for place in kept], dim=1)
         return self._pool.rows[slots.clamp(min=0).long()]
 
     def _offload(self, batch: Batch, new_rows: Tensor | None) -> Callable[[Sequence], None]:

@@ -140,9 +140,11 @@ def _read_skew(path: str, shape: CacheShape) -> Tensor:
             matrices = file.get_tensor("skew")
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"InfiniGen's skew cannot be read from {path}: {error}") from error
-    expected = (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.head_dim)
+    layers = range(shape.num_layers) if shape.layers is None else shape.layers
+    num_layers = shape.num_layers if shape.layers is None else max(len(matrices), 1 + max(layers, default=0))
+    expected = (num_layers, shape.num_kv_heads, shape.head_dim, shape.head_dim)
     if matrices.shape != expected:
         raise ConfigError(
             f"{path}: skew has shape {list(matrices.shape)}; this model needs {list(expected)}: calibrate again"
         )
-    return matrices.to(shape.device, torch.float32)
+    return matrices[[*layers]].to(shape.device, torch.float32)

@@ -11,10 +11,9 @@ from pathlib import Path
 import grpc
 import psutil
 import ray
+from ray_network import Host
 from scanning import open_ports
 from waiting import PATIENCE
-
-from benchmarks.load.ray_network import Host
 
 # Ray 2.60 looks for the caller's node before it looks for its token, and ends itself without one: tried last
 START_SYNC = "/ray.rpc.syncer.RaySyncer/StartSync"

@@ -6,9 +6,8 @@ import httpx
 import pytest
 from cluster_rig import ENDLESS, SMALL, Service, leave, until
 from ports import free_port
+from ray_cluster import ray_nodes
 from waiting import PATIENCE
-
-from benchmarks.load.ray_cluster import ray_nodes
 
 # By `make faults`: beside other tests on two cores a replica may be silent for so long that it is given up.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]

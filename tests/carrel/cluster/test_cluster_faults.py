@@ -8,9 +8,8 @@ import psutil
 import pytest
 from cluster_rig import SMALL, Service, finish, until
 from ports import free_port
+from ray_cluster import Nodes, ray_nodes
 from test_cluster_e2e import NUM_TOKENS, PROMPTS, QUESTION
-
-from benchmarks.load.ray_cluster import Nodes, ray_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1800)]
 

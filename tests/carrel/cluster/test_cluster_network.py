@@ -10,10 +10,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 from cluster_rig import SMALL, Service, finish, until
+from ray_network import Host, Network, can_make_networks, network
 from test_cluster_e2e import NUM_TOKENS, PROMPTS, QUESTION
 from waiting import wait_until
-
-from benchmarks.load.ray_network import Host, Network, can_make_networks, network
 
 pytestmark = [
     pytest.mark.slow,

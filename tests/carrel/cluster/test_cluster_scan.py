@@ -20,12 +20,11 @@ import ray
 from certificates import sign_oneself
 from cluster_rig import ROOT, SMALL
 from port_rig import START_SYNC, by_the_public_link, call, listeners, methods, seen
+from ray_network import PORT as GCS_PORT
+from ray_network import Host, Network, can_make_networks, network
 from scanning import open_ports
 from test_cluster_e2e import QUESTION
 from waiting import PATIENCE, wait_until
-
-from benchmarks.load.ray_network import PORT as GCS_PORT
-from benchmarks.load.ray_network import Host, Network, can_make_networks, network
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,9 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from ray_cluster import Nodes, ray_nodes
 from waiting import PATIENCE, wait_until
-
-from benchmarks.load.ray_cluster import Nodes, ray_nodes
 
 
 def niceness(nodes: Nodes) -> dict[str, list[int]]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -135,8 +136,9 @@ def test_a_child_that_fails_to_start_is_reported_and_ends_the_others(
     with pytest.raises(ChildError) as caught:
         harness.run(*specs, harness.spec("gateway", WELL_BEHAVED))
     assert caught.value.exit_code == expected
-    assert str(caught.value) == f"worker ended with code {code}"
-    assert caught.value.lines == ("error: no such model",)
+    # a refusal of the configuration is told in one line
+    refusal, lines = (": error: no such model", ()) if code == 2 else ("", ("error: no such model",))
+    assert (str(caught.value), caught.value.lines) == (f"worker ended with code {code}{refusal}", lines)
     assert harness.output.getvalue().count("error: no such model") == 1
     assert harness.log() == ["start store", "stop store"]
     assert harness.left() == []
@@ -172,6 +174,22 @@ def test_a_second_signal_stops_at_once(harness: Harness) -> None:
     again = STUBBORN.replace("    pass", "    import os; os.kill(os.getppid(), signal.SIGINT)")
     specs = [harness.spec("store", WELL_BEHAVED), harness.spec("gateway", again, stop_timeout_s=600.0)]
     assert harness.run(*specs, send=signal.SIGINT) == HARD_STOP_EXIT_CODE
+    assert "stop store" not in harness.log()
+    assert harness.left() == []
+
+
+@pytest.mark.parametrize("hurry_timeout_s", [0.0, PATIENCE])
+def test_a_second_signal_lets_a_gateway_end_its_streams(harness: Harness, hurry_timeout_s: float) -> None:
+    # signals us at its first SIGTERM, notes the second and ends
+    again = STUBBORN.replace(
+        "    pass",
+        "    signal.signal(signal.SIGTERM, hurry); import os; os.kill(os.getppid(), signal.SIGINT)",
+    ).replace(
+        "def end", "def hurry(number, frame): pathlib.Path(folder / 'hurried').touch(); sys.exit(0)\ndef end"
+    )
+    spec = replace(harness.spec("gateway", again, stop_timeout_s=600.0), hurry_timeout_s=hurry_timeout_s)
+    assert harness.run(harness.spec("store", WELL_BEHAVED), spec, send=signal.SIGTERM) == HARD_STOP_EXIT_CODE
+    assert (harness.folder / "hurried").exists() == bool(hurry_timeout_s)
     assert "stop store" not in harness.log()
     assert harness.left() == []
 

@@ -110,6 +110,10 @@ def test_infinigen_takes_the_files_skew(path: Path) -> None:
     skew = policy.allocate(shape).skew
     assert skew is not None
     assert torch.equal(skew, SKEW)
+    # A cache has those of the layers that it serves.
+    later = policy.allocate(shape.part((1, 2))).skew
+    assert later is not None
+    assert torch.equal(later, SKEW[1:])
 
 
 def test_files_that_are_none_of_ours_are_refused(path: Path, tmp_path: Path) -> None:

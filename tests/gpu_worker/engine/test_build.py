@@ -10,9 +10,9 @@ import torch
 
 from gpu_worker.calibration import ModelFacts, Observation, write_calibration
 from gpu_worker.config import WorkerConfig
-from gpu_worker.engine.build import build_engine
+from gpu_worker.engine.build import build_engine, check_options
 from gpu_worker.engine.engine import Engine
-from gpu_worker.errors import ConfigError
+from gpu_worker.errors import ConfigError, ModelError
 from kv_store.local import LocalStore
 
 MODEL = {
@@ -48,18 +48,33 @@ def test_options_that_contradict_the_model_are_refused(changes: dict, message: s
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, **changes)
+    # and before anything is loaded, as `carrel serve` asks
+    with pytest.raises(ConfigError, match=message):
+        check_options(worker_config(tmp_path, **changes))
+
+
+def test_what_is_no_model_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    check_options(worker_config(tmp_path))
+    # of the hub, and not in its cache: known when it comes
+    check_options(worker_config("owner/a-model-that-is-not-there"))
+    with pytest.raises(ModelError, match=r"no \.safetensors file"):
+        check_options(worker_config(tmp_path, load_format="safetensors"))
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "num_hidden_layers": 4096}))
+    with pytest.raises(ConfigError, match="--slot-memory 1048576"):
+        check_options(worker_config(tmp_path, slot_memory_bytes=1 << 20))
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "model_type": "mixtral"}))
+    with pytest.raises(ModelError, match="'mixtral'"):
+        check_options(worker_config(tmp_path))
+
+
+def worker_config(model: Path | str, store: str = "unix:/nowhere", **options: object) -> WorkerConfig:
+    chosen = {"load_format": "dummy", **options}
+    return WorkerConfig(model=str(model), listen="unix:/unused", store=store, device="cpu", **chosen)
 
 
 def start(model: Path, store: str = "unix:/nowhere", **options: object) -> Engine:
-    config = WorkerConfig(
-        model=str(model),
-        listen="unix:/unused",
-        store=store,
-        device="cpu",
-        load_format="dummy",
-        **options,
-    )
-    return build_engine(config, lambda *progress: None)
+    return build_engine(worker_config(model, store, **options), lambda *progress: None)
 
 
 def test_clients_hear_of_the_policies_that_are_allowed(tmp_path: Path) -> None:

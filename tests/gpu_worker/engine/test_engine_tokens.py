@@ -268,10 +268,12 @@ def test_an_early_query_is_the_layers_own_of_the_layer_before(
 
     monkeypatch.setattr(decoder, "project_qkv", noted)
     rig.run(request("one", "oracle", 30, max_tokens=4))
-    assert [layer for layer, _ in seen] == 3 * list(range(full_layers, 3))
+    # Of the layers that the policy serves.
+    assert [layer for layer, _ in seen] == 3 * list(range(3 - full_layers))
     # A layer's own input comes first; what the guess was made of is projected when it is asked for.
     of_layer = {(layer, int(at)): hidden for layer, hidden, at in reversed(inputs)}
-    for count, (layer, early) in enumerate(seen):
+    for count, (index, early) in enumerate(seen):
+        layer = full_layers + index
         position = 120 + count // (3 - full_layers)
         hidden = of_layer[max(0, layer - 1), position]
         with torch.inference_mode():

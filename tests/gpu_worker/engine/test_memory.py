@@ -10,6 +10,7 @@ import torch
 from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, Rig, make_model, request, small_policies
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine import memory
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
@@ -55,7 +56,7 @@ def llama(max_num_seqs: int = 4, max_model_len: int = 131072, **changes: object)
         "pqcache",
         Budget(tokens=2048),
         2048,
-        0,
+        LayerMap.with_full(32),
         IndexDevice.CPU,
     )
     return replace(workload, **changes)
@@ -64,8 +65,9 @@ def llama(max_num_seqs: int = 4, max_model_len: int = 131072, **changes: object)
 def tiny() -> Workload:
     shape = CacheShape(3, NUM_LAYERS, NUM_KV_HEADS, 3, HEAD_DIM, 1024, HEAD_DIM**-0.5, CPU)
     config = make_model().config
+    layers, budget = LayerMap.with_full(NUM_LAYERS), Budget(share=0.3)
     return Workload(
-        config, shape, torch.float32, small_policies(), "pqcache", Budget(share=0.3), 64, 0, False
+        config, shape, torch.float32, small_policies(), "pqcache", budget, 64, layers, IndexDevice.CPU
     )
 
 
@@ -180,7 +182,8 @@ def planned(name: str, *, full_layers: int = 0) -> MemoryPlan:
         "infinigen",
     )
     policies = {one: everything[one] for one in names}
-    return MemoryPlan.of(llama(policies=policies, default_policy=name, full_layers=full_layers), 80 * GIB)
+    layers = LayerMap.with_full(32, full_layers)
+    return MemoryPlan.of(llama(policies=policies, default_policy=name, layers=layers), 80 * GIB)
 
 
 def test_state_is_as_wide_as_the_head_and_the_layer_that_keep_most() -> None:
@@ -192,7 +195,11 @@ def test_state_is_as_wide_as_the_head_and_the_layer_that_keep_most() -> None:
     assert planned("snapkv+adakv").seats - dense == seats * (16384 * 12 + 8)
     assert planned("chelsea+outliers").seats - planned("chelsea").seats == 4 * 32 * 8 * 12 * (262144 - 4096)
     # With one compressed layer there is nothing to move between layers.
-    assert planned("snapkv+layerwise", full_layers=31).seats == even
+    one_layer = [planned(name, full_layers=31).seats for name in ("full", "snapkv", "snapkv+layerwise")]
+    assert one_layer[2] == one_layer[1]
+    # What a cache knows of its slots is as large as the layers that it serves.
+    assert one_layer[1] - one_layer[0] == (even - dense) // 32
+    assert one_layer[0] < dense
 
 
 def test_who_evicts_needs_room_for_its_choice() -> None:
@@ -235,7 +242,10 @@ def test_the_least_is_one_longest_request() -> None:
     assert memory.least_slot_bytes(llama(default_policy="full")) == 131072 * token
     assert memory.least_slot_bytes(llama(default_policy="oracle")) == 131072 * token
     assert memory.least_slot_bytes(llama()) == 2112 * token
-    assert memory.least_slot_bytes(llama(full_layers=2)) == (30 * 2112 + 2 * 131072) * token // 32
+    assert (
+        memory.least_slot_bytes(llama(layers=LayerMap.with_full(32, 2)))
+        == (30 * 2112 + 2 * 131072) * token // 32
+    )
 
 
 class FakeCuda:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
@@ -11,8 +11,9 @@ import torch
 from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.engine.admission.auto_policy import FEW_TOKENS
-from gpu_worker.engine.assemble import EngineOptions, MakeDecode, assemble
+from gpu_worker.engine.assemble import EngineOptions, MakeCache, MakeDecode, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prompts.prefill import Prefill
 from gpu_worker.engine.prompts.prefills import MakePrefill
@@ -260,9 +261,11 @@ class Rig:
         runs_ahead: bool = False,
         most_index_bytes: int | None = None,
         reads_slots: bool = False,
+        layers: LayerMap | None = None,
+        more_caches: Mapping[str, MakeCache] | None = None,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
-        least has one quantum."""
+        least has one quantum. layers: instead of `full_layers`."""
         self.model = model or make_model()
         self.store = StrictStore(layout, capacity_tokens, tokens_per_slab)
         options = EngineOptions(
@@ -271,7 +274,8 @@ class Rig:
             max_num_seqs=max_num_seqs,
             prefill_chunk=prefill_chunk,
             hot_cache=hot_cache or HotCacheSize(),
-            full_layers=full_layers,
+            layers=layers or LayerMap.with_full(NUM_LAYERS, full_layers),
+            more_caches=more_caches or {},
             policies=policies or small_policies(),
             index_device=IndexDevice.GPU if trains_indexes else index_device,
             reuses_prefixes=reuses_prefixes,

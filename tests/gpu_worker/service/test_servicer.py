@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import threading
+from concurrent.futures import Future
 
 import grpc
 import pytest
@@ -24,6 +25,7 @@ from gpu_worker.errors import (
     StoreUnavailable,
     WorkerError,
 )
+from gpu_worker.grammar import Grammars
 from gpu_worker.records import SamplingParams
 from gpu_worker.service import converters, servicer
 from gpu_worker.service.converters import own_edition, read_request
@@ -129,6 +131,30 @@ async def test_a_grammar_that_cannot_be_compiled_is_refused_and_the_engine_hears
     assert (found["carrel-param"], found["carrel-code"]) == ("guided_regex", "grammar_unavailable")
     assert not engine.requests
     await assert_alive(worker)
+
+
+async def test_callers_take_turns_at_compiling_grammars(worker, monkeypatch):
+    compiled = []
+
+    def compile(grammars, grammar):
+        compiled.append((grammar.text, Future()))
+        return compiled[-1][1]
+
+    monkeypatch.setattr(Grammars, "compile", compile)
+    calls = []
+    for at, salt in enumerate(("one", "one", "one", "one", "two")):
+        asked = request(request_id=str(at))
+        asked.grammar.regex, asked.prefix_salt = f"{salt} {at}", salt.encode()
+        calls.append(worker.stub.Generate(asked, timeout=PATIENCE))
+        # it is taken, and its grammar waits
+        await calls[-1].initial_metadata()
+    for at in range(len(calls)):
+        await eventually(lambda at=at: len(compiled) > at)
+        assert len(compiled) == at + 1
+        compiled[at][1].set_exception(RequestError("no", "guided_regex"))
+    assert [text for text, _ in compiled] == ["one 0", "two 4", "one 1", "one 2", "one 3"]
+    for call in calls:
+        assert await code_of(call) == grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_token_arrives_before_the_next_is_made(worker):

@@ -61,7 +61,10 @@ def make_batch(
         longest = buckets.positions(max(sequence.num_tokens for sequence in group) + 1)
         return GroupShape(*kind_of(group[0]), buckets.lanes(len(group)), longest)
 
-    return Batch.of(sequences, kind_of, shape_of, buckets, num_seats, some_dense)
+    def shapes_of_all(_all: list[Sequence], num_lanes: int, num_tokens: int) -> tuple[GroupShape, ...]:
+        return (GroupShape("", False, num_lanes, num_tokens),) if some_dense else ()
+
+    return Batch.of(sequences, kind_of, shape_of, buckets, num_seats, shapes_of_all)
 
 
 def names(batch: Batch) -> list[list[str]]:
@@ -77,8 +80,8 @@ def test_who_is_served_alike_is_one_group_in_the_order_of_coming() -> None:
     assert rows.seats.tolist() == [2, 5, 0, 3, 1, 4]
     assert rows.token_ids.tolist() == [52, 55, 50, 53, 51, 54]
     assert rows.positions.tolist() == [40] * 6
-    assert batch.shape.dense == GroupShape("", False, 6, 41)
-    assert make_batch(sequences, EXACT, 8).shape.dense is None
+    assert batch.shape.everyone == (GroupShape("", False, 6, 41),)
+    assert make_batch(sequences, EXACT, 8).shape.everyone == ()
 
 
 def test_a_row_says_what_a_step_must_know_of_its_sequence() -> None:
@@ -144,8 +147,8 @@ def test_a_batch_fits_every_shape_that_covers_its_own() -> None:
     wide = widened(batch.shape)
     assert wide.covers(batch.shape)
     assert not batch.shape.covers(wide)
-    assert not BatchShape(wide.groups[:1], wide.dense).covers(batch.shape)
-    assert not BatchShape(wide.groups, None).covers(batch.shape)
+    assert not BatchShape(wide.groups[:1], wide.everyone).covers(batch.shape)
+    assert not BatchShape(wide.groups).covers(batch.shape)
     padded = batch.padded_to(wide)
     assert padded.table.shape == (NUM_FIELDS, 4 + 3 + 1 + 3)
     tensor = torch.from_numpy(padded.table.T)
@@ -163,8 +166,9 @@ def widened(shape: BatchShape) -> BatchShape:
         )
         for group in shape.groups
     ]
-    dense = shape.dense and replace(shape.dense, num_lanes=sum(group.num_lanes for group in groups))
-    return BatchShape(tuple(groups), dense)
+    num_lanes = sum(group.num_lanes for group in groups)
+    everyone = tuple(replace(one, num_lanes=num_lanes) for one in shape.everyone)
+    return BatchShape(tuple(groups), everyone)
 
 
 # Every two of the three together.

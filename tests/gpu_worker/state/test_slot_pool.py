@@ -30,7 +30,7 @@ def test_reserved_blocks_are_dealt_unequally_and_the_rest_is_free(pool: SlotPool
     assert len(set(held)) == 7
     other = pool.allocate(NUM_BLOCKS - 7)
     assert not set(other.tolist()) & set(held)
-    tables.release(1, range(0, 1))
+    tables.release(1)
     assert pool.num_free_blocks == 7
 
 
@@ -44,7 +44,7 @@ def test_what_is_kept_is_dealt_anew_and_comes_back(pool: SlotPool) -> None:
         assert pool.num_free_blocks == NUM_BLOCKS - 9
     others = pool.allocate(NUM_BLOCKS - 9)
     assert not set(others.tolist()) & {block for blocks in dealt for block in blocks}
-    tables.release(1, range(0, 1))
+    tables.release(1)
     assert pool.num_free_blocks == 9
 
 
@@ -56,7 +56,7 @@ def test_heads_that_have_enough_keep_their_blocks_until_the_layer_is_released(po
     tables.deal(1, 0, [2, 1, 4], frees_rest=False)
     tables.deal(1, 0, [2, 3, 4], frees_rest=False)
     assert torch.equal(tables.tables, dealt)
-    tables.release(1, range(0, 1))
+    tables.release(1)
     others = pool.allocate(9)
     tables.reserve(1, 0, 9)
     tables.deal(1, 0, [2, 3, 4], frees_rest=False)
@@ -71,7 +71,7 @@ def test_an_even_share_of_every_layer_stays_where_it_lies_until_it_is_dealt_othe
     tables = new_tables(pool)
     tables.reserve(1, 0, 9)
     tables.reserve(1, 1, 8)
-    tables.deal_evenly(1, range(2), [2, 1])
+    tables.deal_evenly(1, [2, 1])
     shares = tables.tables.clone()
     of_layers = [shares[1, layer, :, :count].flatten().tolist() for layer, count in enumerate((2, 1))]
     assert len({block for held in of_layers for block in held}) == 9
@@ -85,7 +85,7 @@ def test_an_even_share_of_every_layer_stays_where_it_lies_until_it_is_dealt_othe
     assert pool.num_free_blocks == NUM_BLOCKS - 10
     others = pool.allocate(NUM_BLOCKS - 10)
     assert not {*others.tolist()} & {*held, *of_layers[0]}
-    tables.release(1, range(2))
+    tables.release(1)
     assert pool.num_free_blocks == 10
 
 
@@ -94,8 +94,8 @@ def test_what_is_reserved_and_never_dealt_comes_back(pool: SlotPool) -> None:
     tables.reserve(0, 1, 12)
     with pytest.raises(CapacityError, match="bytes of slots are missing"):
         tables.reserve(2, 1, 9)
-    tables.release(0, range(1, 2))
-    tables.release(2, range(1, 2))
+    tables.release(0)
+    tables.release(2)
     assert pool.num_free_blocks == NUM_BLOCKS
 
 

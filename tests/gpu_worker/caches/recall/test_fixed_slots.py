@@ -15,8 +15,7 @@ from gpu_worker.state.lane_inputs import NUM_FIELDS, LaneInputs, padding
 
 NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS = 4, 3, 2
 SHAPE = CacheShape(NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS, 1, 8, 512, 1.0, torch.device("cpu"))
-# Layer 0 is dense.
-LAYERS = range(1, NUM_LAYERS)
+LAYERS = range(NUM_LAYERS)
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Walker:
         return [set(head) for head in self.pool_rows(positions, layer).tolist()]
 
     def empty(self, fixed: FixedSlots) -> None:
-        fixed.clear_window(self, LAYERS)  # type: ignore[arg-type]
+        fixed.clear_window(self)  # type: ignore[arg-type]
         self.window = []
 
 
@@ -81,8 +80,8 @@ def step(fixed: FixedSlots, walkers: list[Walker], num_padding: int = 0) -> Tens
     for row, walker in enumerate(walkers):
         by_layer = [walker.pool_rows([walker.num_tokens], layer)[:, 0] for layer in LAYERS]
         new_slots[row] = torch.stack(by_layer).int()
-    leaving = fixed.leaving(rows, LAYERS)
-    fixed.take_in(rows, LAYERS, new_slots)
+    leaving = fixed.leaving(rows)
+    fixed.take_in(rows, new_slots)
     for walker in walkers:
         walker.window = [*walker.window, walker.num_tokens][-walker.ring_size :]
         walker.num_tokens += 1

@@ -64,7 +64,7 @@ def selection(beside: Later, find: Callable[..., Tensor]) -> Selection:
         SHAPE, pool, fixed, whole, None, None, None, Mock(), Mock(of=lambda *_: {}), None,
         beside,  # type: ignore[arg-type]
     )  # fmt: skip
-    return Selection(GROUP, range(2), Policy(beside), None, parts)  # type: ignore[arg-type]
+    return Selection(GROUP, Policy(beside), None, parts)  # type: ignore[arg-type]
 
 
 def test_it_is_attended_once_it_is_there(poisoned_memory: None) -> None:

@@ -40,7 +40,7 @@ def test_unequal_heads_of_several_layers_are_written_where_they_belong(
     kept = retained(counts, max(counts) + padding)
     slots = KeptSlots(SHAPE)
     slots.make_room(max(counts) + padding, has_notes=False)
-    rows = KeptRows(SHAPE, pool, tables, slots, first_layer=1)
+    rows = KeptRows(SHAPE, pool, tables, slots)
     rows.write(SEAT, LAYERS, kept, room=2)
     expected = torch.full_like(pool.rows, -1.0)
     for head, count in enumerate(counts):
@@ -56,11 +56,11 @@ def test_unequal_heads_of_several_layers_are_written_where_they_belong(
 def test_keys_and_values_take_the_pools_type_each_by_itself(
     of_keys: torch.dtype, of_values: torch.dtype
 ) -> None:
-    pool = SlotPool(4, 2 * HEAD_DIM, torch.bfloat16, torch.device("cpu"))
+    pool = SlotPool(6, 2 * HEAD_DIM, torch.bfloat16, torch.device("cpu"))
     tables, slots, kept = BlockTables(pool, 3, 3, NUM_HEADS, 512), KeptSlots(SHAPE), retained([2, 2], 2)
-    tables.assign(SEAT, range(1, 2), 2)
+    tables.assign(SEAT, 2)
     slots.make_room(2, has_notes=False)
     mixed = replace(kept, keys=kept.keys.to(of_keys), values=kept.values.to(of_values))
-    KeptRows(SHAPE, pool, tables, slots, first_layer=1).write(SEAT, range(1, 2), mixed, room=0)
+    KeptRows(SHAPE, pool, tables, slots).write(SEAT, range(1, 2), mixed, room=0)
     places = physical_slots(tables.tables[SEAT, 1], torch.arange(2).expand(NUM_HEADS, -1))
     assert torch.equal(pool.rows[places], torch.cat([kept.keys, kept.values], dim=-1).bfloat16())

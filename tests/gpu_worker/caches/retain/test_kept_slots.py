@@ -13,7 +13,7 @@ from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
 
 SHAPE = CacheShape(4, 3, 2, 1, 4, 64, 0.5, torch.device("cpu"))
-LAYERS = range(1, 3)
+LAYERS = range(SHAPE.num_layers)
 
 
 def retained(*counts: int, notes: float | None = None) -> Retained:
@@ -33,10 +33,10 @@ def rows(*pairs: tuple[int, int]) -> LaneInputs:
 
 def fill(kept: KeptSlots, seat: int, layers: range, what: Retained, room: int) -> None:
     """As the cache does: rows go to slots of a pool, in which one block of a head is enough here."""
-    pool = SlotPool(2, 2 * SHAPE.head_dim, SHAPE.dtype, SHAPE.device)
+    pool = SlotPool(6, 2 * SHAPE.head_dim, SHAPE.dtype, SHAPE.device)
     tables = BlockTables(pool, SHAPE.max_num_seqs, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.max_model_len)
-    tables.assign(seat, layers, 8)
-    KeptRows(SHAPE, pool, tables, kept, first_layer=0).write(seat, layers, what, room)
+    tables.assign(seat, 8)
+    KeptRows(SHAPE, pool, tables, kept).write(seat, layers, what, room)
 
 
 def filled(room: int = 2, has_notes: bool = True) -> KeptSlots:
@@ -56,25 +56,25 @@ def everything(kept: KeptSlots) -> list[Tensor]:
 def test_heads_are_filled_from_the_first_slot_on_and_grow_by_their_own_lengths() -> None:
     kept = filled(has_notes=False)
     step = rows((2, 40), (0, 50))
-    slots = kept.appended(step, LAYERS)
+    slots = kept.appended(step)
     assert slots[0, 0].tolist() == [5, 3]
-    lengths = kept.take_in(step, LAYERS, slots)
-    assert lengths[1].tolist() == [[6, 4], [6, 4]]
+    lengths = kept.take_in(step, slots)
+    assert lengths[1].tolist() == [[6, 4]] * 3
     assert kept.positions[2, 1].tolist() == [[0, 1, 2, 3, 4, 40, -1, -1], [0, 1, 2, 40, -1, -1, -1, -1]]
     assert kept.lengths[1, 1].tolist() == [5, 3]
-    assert not kept.is_full(step, LAYERS).any()
-    kept.take_in(step, LAYERS, kept.appended(step, LAYERS))
-    assert kept.is_full(step, LAYERS).all()
+    assert not kept.is_full(step).any()
+    kept.take_in(step, kept.appended(step))
+    assert kept.is_full(step).all()
 
 
 def test_a_slot_that_is_taken_over_counts_once() -> None:
     kept = filled(room=1)
     step = rows((3, 40))
-    kept.take_in(step, LAYERS, kept.appended(step, LAYERS))
-    assert kept.is_full(step, LAYERS).all()
+    kept.take_in(step, kept.appended(step))
+    assert kept.is_full(step).all()
     again = rows((3, 41))
-    lengths = kept.take_in(again, LAYERS, torch.ones(1, 2, 2, dtype=torch.int64))
-    assert lengths.flatten().tolist() == [6, 4, 6, 4]
+    lengths = kept.take_in(again, torch.ones(1, 3, 2, dtype=torch.int64))
+    assert lengths.flatten().tolist() == [6, 4] * 3
     assert kept.positions[3, 2, 1, :4].tolist() == [0, 41, 2, 40]
     assert kept.notes is not None
     # What comes new has gathered nothing.
@@ -85,7 +85,7 @@ def test_padding_writes_nothing_wherever_its_seat_is() -> None:
     kept = filled()
     before = everything(kept)
     step = rows((1, -1), (1, -1))
-    lengths = kept.take_in(step, LAYERS, kept.appended(step, LAYERS))
+    lengths = kept.take_in(step, kept.appended(step))
     assert not lengths.any()
     kept.change_notes(step, 1, 8, lambda notes: notes.add_(torch.rand(2, 2, 8)))
     for one, other in zip(everything(kept), before, strict=True):
@@ -96,7 +96,7 @@ def test_padding_beside_others_leaves_only_theirs_changed() -> None:
     kept = filled()
     before = everything(kept)
     step = rows((0, 40), (1, -1))
-    kept.take_in(step, LAYERS, kept.appended(step, LAYERS))
+    kept.take_in(step, kept.appended(step))
     kept.change_notes(step, 2, 8, lambda notes: notes.add_(1.0))
     for one, other in zip(everything(kept), before, strict=True):
         assert torch.equal(one[1:], other[1:])

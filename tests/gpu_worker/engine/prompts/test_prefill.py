@@ -11,7 +11,7 @@ from engine_rig import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, make_model
 from offload_rig import make_sequence
 from torch import Tensor
 
-from gpu_worker.caches import Cache
+from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.caches.recall.index_training import prompt_job
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.prefill import Prefill
@@ -120,11 +120,18 @@ class NoCache:
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self.stored.append(rows.clone())
 
-    def store_layers(self, sequence: Sequence, layers: range, rows: Tensor) -> None:
+    def store_layers(self, sequence: Sequence, rows: Tensor) -> None:
         self.stored += rows.clone()
+
+    def prompt_attention(self, sequence: Sequence) -> None:
+        return None
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         return prompt_job(sequence)
+
+    def layers(self) -> list[ServedLayer]:
+        """It serves all of them."""
+        return [ServedLayer(cast(Cache, self), layer, layer) for layer in range(NUM_LAYERS)]
 
 
 def make_prefill(offloader: Offloader, offloads: bool = True, num_cached: int = 0) -> tuple[Prefill, NoCache]:
@@ -140,8 +147,8 @@ def make_packed(
         sequence.offloads = offloads
         sequence.num_cached = num_cached
     caches = [NoCache() for _ in lengths]
-    of_layers = [cast(list[Cache], [cache] * NUM_LAYERS) for cache in caches]
-    return Prefill(sequences, make_model().decoder, of_layers, offloader, CHUNK, MAX_TOKENS), caches
+    layers = [cache.layers() for cache in caches]
+    return Prefill(sequences, make_model().decoder, layers, offloader, CHUNK, MAX_TOKENS), caches
 
 
 def layers_on(prefill: Prefill, num_layers: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from engine_rig import make_model
 from live_bytes import LiveBytes
 
+from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.engine.prompts.prompt_memory import layer_training_bytes, prefill_bytes
 from gpu_worker.engine.workload import Workload
 from gpu_worker.kernels.kmeans import lloyd
@@ -50,7 +51,8 @@ def workload(
 ) -> Workload:
     shape = CacheShape(2, 1, heads, 2, head_dim, length, 0.2, CPU, dtype)
     config = replace(make_model().config, head_dim=head_dim, num_kv_heads=heads)
-    return Workload(config, shape, dtype, registry(), default, Budget(share=0.1), 64, 0, index_device)
+    layers = LayerMap.with_full(1)
+    return Workload(config, shape, dtype, registry(), default, Budget(share=0.1), 64, layers, index_device)
 
 
 def recall(name: str) -> RecallPolicy:

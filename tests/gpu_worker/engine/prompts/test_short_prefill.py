@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from offload_rig import make_sequence
 from test_prefill import NoCache, SlowMark, SlowOffloader
 from torch import Tensor
 
-from gpu_worker.caches import Cache
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.prefill import Prefill
@@ -55,8 +53,8 @@ class Computed:
             sequence.offloads = True
         self.caches = [NoCache() for _ in lengths]
         make = Prefill if short_pass is None else PrefillChoice(short_pass)
-        of_layers = [cast(list[Cache], [cache] * NUM_LAYERS) for cache in self.caches]
-        self.prefill = make(self.sequences, decoder, of_layers, self.offloader, CHUNK, MAX_TOKENS)
+        layers = [cache.layers() for cache in self.caches]
+        self.prefill = make(self.sequences, decoder, layers, self.offloader, CHUNK, MAX_TOKENS)
 
     def logits(self) -> Tensor:
         while not self.prefill.is_done:
@@ -263,10 +261,10 @@ def test_one_that_does_not_fit_leaves_the_others_alone(monkeypatch: pytest.Monke
     expected = {one.request_id: tokens_alone(one) for one in whole()}
     store: Callable[..., None] = DenseCache.store_layers
 
-    def failing(cache: DenseCache, sequence: Sequence, layers: range, rows: Tensor) -> None:
+    def failing(cache: DenseCache, sequence: Sequence, rows: Tensor) -> None:
         if sequence.sequence_id == "b":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        store(cache, sequence, layers, rows)
+        store(cache, sequence, rows)
 
     monkeypatch.setattr(DenseCache, "store_layers", failing)
     rig = short_rig()

@@ -76,7 +76,7 @@ def test_what_is_told_of_a_recall_step_is_what_its_policy_selected(
         assert attended.max() == 1
         assert attended.sum(axis=2).tolist() == [[BUDGET + 1] * NUM_KV_HEADS] * 2
         for layer in range(2):
-            selected = chosen[layer + 1, step]
+            selected = chosen[layer, step]
             for head in range(NUM_KV_HEADS):
                 found = set(np.nonzero(attended[layer, head])[0].tolist())
                 # Sinks, and a window that ends with the new token.

@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda")
 def batch_of(num_lanes: int, seed: int) -> Batch:
     shape = GroupShape("", False, num_lanes, 64)
     table = np.random.default_rng(seed).integers(0, 100, (NUM_FIELDS, num_lanes))
-    return Batch(BatchShape((shape,), shape), [], table)
+    return Batch(BatchShape((shape,), (shape,)), [], table)
 
 
 class Step:

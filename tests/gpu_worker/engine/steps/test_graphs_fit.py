@@ -15,7 +15,7 @@ STATE = (object(),)
 
 
 def shape_of(num_lanes: int, num_positions: int = 1024, policy: str = "") -> BatchShape:
-    return BatchShape((GroupShape(policy, False, num_lanes, num_positions),), None)
+    return BatchShape((GroupShape(policy, False, num_lanes, num_positions),))
 
 
 def batch_of(shape: BatchShape, unused: int | None = 31) -> Batch:
