@@ -59,11 +59,6 @@ class StoreOptions(FaultOptions):
     lease_seconds: float = option(
         30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
     )
-    verify_reads: bool = option(
-        False,
-        "compare every row with its checksum each time that it is read, for memory that is doubted: with --transport "
-        "shm or grpc, by which the store reads them",
-    )
     kv_store_path: Path | None = option(
         None,
         "folder on a disk that keeps known prefixes and sessions, also for the next store (default: none)",

@@ -76,7 +76,6 @@ class StoreServer:
                 time.monotonic,
                 # 8 of an H200's 16 were as fast as 15, and a first token waits for other threads too.
                 max(1, idle_cores() // 2),
-                config.verify_reads,
             )
             stack.callback(state.close)
             tier = None
@@ -95,7 +94,6 @@ class StoreServer:
                 config.lease_seconds,
                 own_edition(),
                 config.max_pending_builds,
-                config.verify_reads,
             )
             reader, writer = RowReader(state), RowWriter(state)
             servicer = KVStoreServicer(endpoint, self.store, reader, writer, builder, Selector(state, reader))

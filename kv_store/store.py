@@ -271,12 +271,6 @@ class Store:
             raise InvalidArgument(
                 f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
             )
-        if (sums := self._state.row_sums) is not None:
-            geometry, last = sequence.geometry, sequence.geometry.slabs_for(num_tokens)
-            for layer in range(layer_begin, layer_end):
-                before = int(sequence.sealed[layer])
-                slabs = sequence.table[layer, before >> geometry.token_shift : last]
-                sums.take(slabs, before & geometry.token_mask)
         sealed = sequence.sealed[layer_begin:layer_end]
         np.maximum(sealed, num_tokens, out=sealed)
         if len(prefix_hashes) > len(known):

@@ -216,8 +216,6 @@ class ChainLoader:
             return len(found) > place
         new = state.prefixes.publish(hashes, np.stack([*found, slabs], axis=1))
         state.checksums.seal(new)
-        if state.row_sums is not None:
-            state.row_sums.take(new)
         load.catalog.touch(hashes)
         counts, num_tokens = load.files.counts, state.geometry.tokens_per_slab
         counts.lookup_tokens += num_tokens

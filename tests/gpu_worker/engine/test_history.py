@@ -39,7 +39,7 @@ DISK_RATES = "disk.write:partial:0.1,disk.write:alloc:0.01,disk.read:flip:0.05,d
 DISK_BYTES = 1 << 18
 MORE_RATES = {
     "zero_copy": "",
-    "shm": ",transfer:drop:0.002,arena.read:flip:0.002",
+    "shm": ",transfer:drop:0.002",
     "grpc": ",transfer:drop:0.002,transfer:partial:0.002",
 }
 
@@ -55,7 +55,7 @@ def history_rig(
         Oracle(num_sink=4),
     )
     connect = faulty_connect(faults)
-    options: dict[str, Any] = {"connect": connect, "verify_reads": transport != "zero_copy"}
+    options: dict[str, Any] = {"connect": connect}
     if disk is not None:
         options |= {"disk": disk, "disk_bytes": DISK_BYTES, "faults": f"{DISK_RATES},seed={seed}"}
     with attached(LAYOUT, transport, NUM_SLABS, **options) as (store, client):
