@@ -40,7 +40,7 @@ class Training:
 
 
 class StoreState:
-    """Every method but `entered` and `close` expects the caller to hold `lock`."""
+    """Every method but `entered`, `bytes_of` and `close` expects the caller to hold `lock`."""
 
     def __init__(
         self,
@@ -165,6 +165,11 @@ class StoreState:
         given_up = self.sessions.give_up_oldest(among)
         self.counters.evicted_sessions += given_up
         return given_up
+
+    def bytes_of(self, slab_ids: npt.NDArray[np.int32]) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of each of these slabs where they lie, uint8 [slab_bytes]. No lock is needed."""
+        size = self.slab_bytes
+        return [self.arena.data[slab * size : (slab + 1) * size] for slab in slab_ids.tolist()]
 
     def forget_corrupt(self, slab_ids: npt.NDArray[np.int32]) -> None:
         """Let nobody find what was listed over these slabs, nor what sequences over them would list."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.layout import Layout
 from kv_store.client.stats import DiskStats, StoreStats
-from kv_store.disk import DiskTier
+from kv_store.disk.tier import DiskTier
 from kv_store.errors import InvalidArgument, OutOfSpace, PrefixLoading
 from kv_store.gauges import read_stats
 from kv_store.prefixes import check_hashes
@@ -283,4 +283,4 @@ class Store:
         if hashes and not sequence.is_corrupt:
             self._state.checksums.seal(self._state.prefixes.publish(hashes, sequence.table))
             if self._tier is not None:
-                self._tier.keep_prefix(hashes, sequence.owner)
+                self._tier.keep_prefix(hashes)

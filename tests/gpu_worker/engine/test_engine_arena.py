@@ -242,9 +242,9 @@ def test_what_the_store_kept_on_its_disk_is_read_and_others_do_not_wait_for_it(
 ) -> None:
     may_read, read_column = threading.Event(), TierFiles.read_column
 
-    def read_when_told(files: TierFiles, name: bytes, slabs: Any) -> None:
+    def read_when_told(files: TierFiles, name: bytes, slabs: Any) -> bool:
         assert may_read.wait(PATIENCE)
-        read_column(files, name, slabs)
+        return read_column(files, name, slabs)
 
     monkeypatch.setattr(TierFiles, "read_column", read_when_told)
     document = random_prompt(150, 8)
