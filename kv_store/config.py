@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from carrel.process.certificates import check_pair
-from carrel.process.faults import FaultOptions
 from carrel.process.logs import LogOptions
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.token import read_token
@@ -36,7 +35,7 @@ def default_arena_bytes(slab_bytes: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreOptions(FaultOptions):
+class StoreOptions:
     """How much the store holds, and how it trains indexes."""
 
     arena_bytes: int = option(

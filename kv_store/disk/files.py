@@ -181,7 +181,7 @@ class TierFiles:
         try:
             return _SESSIONS.validate_json(text)
         except ValidationError as error:
-            raise DamagedFile(f"the list of sessions has other fields: {error}") from error
+            raise DamagedFile("the list of sessions has other fields") from error
 
     def _read_header(self, file: BufferedReader, name: bytes) -> Column:
         """Raises DamagedFile, OSError."""
