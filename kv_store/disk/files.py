@@ -7,15 +7,15 @@ first), a checksum of each slab, and a digest of all this, padded with zeros to 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from io import BufferedReader
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, TypeAdapter, ValidationError
 
 from carrel.process.version import Edition
 from kv_store.client.checksum import checksum
@@ -53,35 +53,29 @@ class Column:
     used_at: float = 0.0
 
 
-class SavedSession(BaseModel):
+@dataclass(frozen=True, slots=True)
+class SavedSession:
     """A session in the list. last: name of the last column that it keeps, each of which says what precedes it. Other
     fields as in `Session`."""
-
-    model_config = ConfigDict(
-        frozen=True, strict=True, ser_json_inf_nan="constants", ser_json_bytes="hex", val_json_bytes="hex"
-    )
 
     name: str
     owner: str
     label: str
-    created_at: NonNegativeFloat
-    used_at: NonNegativeFloat
-    pinned_until: NonNegativeFloat
+    created_at: float
+    used_at: float
+    pinned_until: float
     last: bytes
 
     @classmethod
     def of(cls, name: str, session: Session) -> SavedSession:
         """A session that keeps something on the disk."""
-        fields = {each: getattr(session, each) for each in cls.model_fields.keys() - {"name", "last"}}
-        return cls(name=name, last=session.kept[-1], **fields)
+        times = session.created_at, session.used_at, session.pinned_until
+        return cls(name, session.owner, session.label, *times, session.kept[-1])
 
     def restored(self, hashes: tuple[bytes, ...]) -> Session:
         """The session, which keeps these on the disk and has no slabs."""
         times, no_slabs = (self.created_at, self.used_at, self.pinned_until), np.empty(0, np.int32)
         return Session(self.owner, self.label, hashes, no_slabs, *times, hashes)
-
-
-_SESSIONS = TypeAdapter(list[SavedSession])
 
 
 class TierFiles:
@@ -153,7 +147,7 @@ class TierFiles:
 
     def write_sessions(self, sessions: list[SavedSession]) -> None:
         """Replace the list, which outlives a failure of the machine from here on. Raises OSError."""
-        text = _SESSIONS.dump_json(sessions)
+        text = json.dumps([{**asdict(each), "last": each.last.hex()} for each in sessions]).encode()
         self._folder.write(SESSIONS, [_digest(text), text])
         self._folder.sync()
 
@@ -179,8 +173,9 @@ class TierFiles:
         if digest != _digest(text):
             raise DamagedFile("the list of sessions is not what was written")
         try:
-            return _SESSIONS.validate_json(text)
-        except ValidationError as error:
+            found = json.loads(text)
+            return [SavedSession(**{**each, "last": bytes.fromhex(each["last"])}) for each in found]
+        except (KeyError, TypeError, ValueError) as error:
             raise DamagedFile("the list of sessions has other fields") from error
 
     def _read_header(self, file: BufferedReader, name: bytes) -> Column:
