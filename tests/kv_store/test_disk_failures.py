@@ -1,4 +1,4 @@
-"""What a disk that fails, is full or is another's costs: what is given up is given up, and what is there is found."""
+"""Tests of failing, full and foreign disks: what each costs, and what is still found there."""
 
 from __future__ import annotations
 

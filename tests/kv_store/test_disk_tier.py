@@ -1,4 +1,4 @@
-"""What a store finds again on its disk after a restart, what it does not, and what a disk that fails costs."""
+"""Tests of a restarted store: prefixes and sessions that it finds again on its disk."""
 
 import contextlib
 import errno
