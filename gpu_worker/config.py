@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from carrel.process.faults import FaultOptions, Kind, Point, read_faults
 from carrel.process.logs import LogOptions
 from carrel.process.options import REQUIRED, auto_or_bytes, option, share_or_tokens
 from carrel.process.tracing import TraceOptions
@@ -43,7 +42,7 @@ def device_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(SelectionOptions, FaultOptions):
+class WorkerOptions(SelectionOptions):
     """What the worker computes, and with which memory."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
@@ -210,11 +209,6 @@ class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
             raise ConfigError(
                 f"--hang-timeout {self.hang_timeout_s:g}: an idle worker tells of itself once a second; give "
                 f"{LEAST_HANG_TIMEOUT_S:g} or more, or 0 for never"
-            )
-        if read_faults(self.faults).can_flip and self.transport != "shm":
-            raise ConfigError(
-                f"--faults {Point.ARENA_READ}:{Kind.FLIP}: only with --transport shm, by which this process maps what "
-                "the store reads"
             )
         if self.transport == "grpc" and self.index_device == "gpu":
             raise ConfigError(

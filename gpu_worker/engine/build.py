@@ -11,22 +11,13 @@ from typing import cast
 
 import torch
 
-from carrel.process.faults import Faults, read_faults
 from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype
 from gpu_worker.engine.admission.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.assemble import (
-    EngineOptions,
-    arena_layout,
-    assemble,
-    cache_shape,
-    count_blocks,
-    usual_prefill,
-)
+from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble, cache_shape, count_blocks
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
 from gpu_worker.engine.steps.earlier_pool import EarlierPool
 from gpu_worker.engine.workload import Workload
@@ -56,7 +47,6 @@ MAX_GATHER_ROWS = 1 << 15
 STORE_CALL_SECONDS = 1.0
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
-NO_FAULTS = Faults()
 # Requests at once, by default.
 CPU_SEQS, GPU_SEQS = 8, 32
 
@@ -65,9 +55,6 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
     """Load the model, attach to the store, allocate the memory. traces: that calls to the store are part of; None: of
     none. Raises ConfigError, ModelError, StoreUnavailable."""
     device = torch.device(find_device(config.device))
-    faults = read_faults(config.faults)
-    if faults:
-        logger.warning("faults on purpose (--faults): %s", faults)
     if device.type == "cuda":
         log_compiled()
     calibration, policies = _chosen_policies(config)
@@ -103,17 +90,9 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         captures_graphs=not config.enforce_eager,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config, model, layers, faults, traces)
+    client = connect_store(config, model, layers, traces)
     report("attach to the KV store", 1, 1)
-    if not faults:
-        return assemble(model, client, options)
-    return assemble(
-        model,
-        client,
-        options,
-        faulty_prefill(faults, usual_prefill(model.decoder, options)),
-        faulty_decode(faults),
-    )
+    return assemble(model, client, options)
 
 
 def check_options(config: WorkerConfig) -> None:
@@ -191,15 +170,11 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
 
 
 def connect_store(
-    config: WorkerConfig,
-    model: LoadedModel,
-    layers: LayerMap,
-    faults: Faults = NO_FAULTS,
-    traces: Traces | None = None,
+    config: WorkerConfig, model: LoadedModel, layers: LayerMap, traces: Traces | None = None
 ) -> StoreClient:
     """Attach to the store, which is to keep some of the layers. Raises StoreUnavailable with the store's own reason."""
     try:
-        return faulty_connect(faults)(
+        return StoreClient.connect(
             config.store,
             arena_layout(model, layers),
             worker_id=f"worker-{os.getpid()}-{uuid.uuid4().hex[:8]}",

@@ -19,8 +19,8 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock
 from kv_store.arena import Arena
 from kv_store.client import PQParams
 from kv_store.client.ends import SequenceEnd
-from kv_store.disk import DiskTier
 from kv_store.disk.folder import TierFolder, take_folder
+from kv_store.disk.tier import DiskTier
 from kv_store.errors import KVStoreError, TrainingFailed
 from kv_store.gather import GatherItem, RowReader
 from kv_store.index import IterationBound
@@ -92,17 +92,17 @@ class ShakyFolder(TierFolder):
         if self._draw.random() < self.share:
             raise OSError(code, "on purpose")
 
-    def write(self, name: bytes, kind: str, parts: Any) -> None:
+    def write(self, name: str, parts: Any) -> None:
         self._strike(errno.ENOSPC)
-        super().write(name, kind, parts)
+        super().write(name, parts)
 
-    def opened(self, *arguments: Any) -> Any:
+    def open(self, name: str) -> Any:
         self._strike(errno.EIO)
-        return super().opened(*arguments)
+        return super().open(name)
 
-    def remove(self, name: bytes, kind: str) -> None:
+    def remove(self, name: str) -> None:
         self._strike(errno.EIO)
-        super().remove(name, kind)
+        super().remove(name)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.engine.prompts.prompt_memory import FEW_TOKENS
-from gpu_worker.errors import PrefixLost, RowsCorrupt, no_room
+from gpu_worker.errors import PrefixLost, no_room
 from gpu_worker.policies.base import PromptAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.row_format import keys_and_values
@@ -135,10 +135,7 @@ class PromptRows(Prompt):
         assert kept is not None, f"layer {layer} of a known prefix is not kept"
         self._prove()
         place = layer % len(self._buffers)
-        try:
-            return self._keeper.load_layer(self.sequence, kept, self._buffers[place], self._copied[place])
-        except RowsCorrupt as error:
-            raise self._lost(str(error)) from error
+        return self._keeper.load_layer(self.sequence, kept, self._buffers[place], self._copied[place])
 
     def _prove(self) -> None:
         """Have the known rows in the arena compared with their checksums, once."""

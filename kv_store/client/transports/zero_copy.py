@@ -19,7 +19,6 @@ class ZeroCopyTransport(ShmTransport):
     """Shared memory without a response segment: no message is sent for a gather."""
 
     name = "zero_copy"
-    reads_in_place = True
 
     @classmethod
     def response_rows(cls, max_gather_rows: int) -> int:
