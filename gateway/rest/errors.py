@@ -7,9 +7,10 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import Match
 
 from gateway import errors
@@ -79,15 +80,14 @@ async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     path, headers = request.scope["path"][:MAX_PATH_CHARS], error.headers
     match error.status_code:
         case 404:
-            known = [route.path for route in request.app.routes]
+            known = [str(route.path) for route in iter_route_contexts(request.app.routes)]
             # as where /v1 was left out, or a letter
             near = get_close_matches(path, known, 1, 0.75)
             text = f"There is no route {path!r}" + (f"; did you mean {near[0]}?" if near else ".")
         case 405:
-            matching = [
-                route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE
-            ]
-            allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
+            routes = iter_route_contexts(request.app.routes)
+            matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+            allowed = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
             headers = {"Allow": allowed}
             text = f"{path} does not take {request.method[:16]}: use {allowed}."
         case _:
