@@ -23,7 +23,6 @@ from gateway.rest.bounded import AnswerRoute, BoundedRouter
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
 from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, Config, RequestId, Service
 from gateway.rest.formats import ChatFormat, CompletionFormat
-from gateway.rest.long_json import LongJSONResponse
 from gateway.rest.reply import reply
 from gateway.rest.schemas import (
     ChatBody,
@@ -33,6 +32,7 @@ from gateway.rest.schemas import (
     StreamOptions,
     TokenizeBody,
 )
+from gateway.rest.written import BodyResponse
 from gateway.service import ChatService
 
 answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses={**ERRORS, **STREAM})
@@ -95,10 +95,16 @@ async def tokenize(body: TokenizeBody, caller: Caller, service: Service) -> Resp
     else:
         tokens = await service.tokenize_chat(read_tokenize_chat(body), caller)
     info = await service.status.info()
-    written: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": info.max_model_len}
-    if body.return_token_strs:
-        written["token_strs"] = await service.token_names(tokens, caller)
-    return await service.work.answer(caller, len(tokens) * VALUE_CHARS, LongJSONResponse, written)
+    names = {"token_strs": await service.token_names(tokens, caller)} if body.return_token_strs else {}
+
+    def answer() -> Response:
+        """Belongs in a thread: there may be a million."""
+        found = TokenizedAnswer(
+            tokens=list(tokens), count=len(tokens), max_model_len=info.max_model_len, **names
+        )
+        return BodyResponse(found)
+
+    return await service.work.answer(caller, len(tokens) * VALUE_CHARS, answer)
 
 
 @router.post("/detokenize")
@@ -127,7 +133,7 @@ async def _answer(
     request: Request,
     body: GenerationBody,
     generation: Generation,
-    choice_format: ChoiceFormat,
+    choice_format: ChoiceFormat[Any],
     service: ChatService,
     config: GatewayConfig,
 ) -> Response:
