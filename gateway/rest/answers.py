@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from gateway.rest.schemas import Body
 
@@ -112,7 +113,9 @@ class ChatMessage(ChatDelta):
     refusal: None = None
 
 
-class PromptToken(Body):
+class PromptToken(TypedDict):
+    """A dict: of a prompt there may be hundreds of thousands."""
+
     logprob: float
     rank: Annotated[int | None, Field(description="among all tokens, the likeliest 1")]
     decoded_token: str

@@ -39,12 +39,12 @@ class ChatFormat:
         self._num_of_prompt = num_of_prompt
 
     def answer(self, head: Fields, choices: Sequence[ChoiceText], ids: Sequence[Fields]) -> ChatAnswer:
-        # all choices have one prompt
-        of_prompt: Fields = {}
-        if self._num_of_prompt is not None:
-            of_prompt = {"prompt_logprobs": _prompt_logprobs(choices[0].prompt_logprobs, self._num_of_prompt)}
         written = [self._whole(choice, of_choice) for choice, of_choice in zip(choices, ids, strict=True)]
-        return ChatAnswer(**head, object="chat.completion", choices=written, **of_prompt)
+        answer = ChatAnswer(**head, object="chat.completion", choices=written)
+        if self._num_of_prompt is not None:
+            # all choices have one prompt; set behind the model's check, in which no other thread would go on
+            answer.prompt_logprobs = _prompt_logprobs(choices[0].prompt_logprobs, self._num_of_prompt)
+        return answer
 
     def chunk(self, head: Fields, choices: Sequence[ChatChunkChoice]) -> ChatChunk:
         return ChatChunk(**head, object="chat.completion.chunk", choices=list(choices))
@@ -128,9 +128,11 @@ class CompletionFormat:
         if self._num_logprobs is not None:
             offsets = _Offsets(choice.text, choice.logprobs)
             fields["logprobs"] = _completion_logprobs(choice.logprobs, offsets, self._num_logprobs)
+        reason = cast(Any, choice.finish_reason)
+        written = CompletionChoice(index=choice.index, finish_reason=reason, **fields)
         if self._num_of_prompt is not None:
-            fields["prompt_logprobs"] = _prompt_logprobs(choice.prompt_logprobs, self._num_of_prompt)
-        return CompletionChoice(index=choice.index, finish_reason=cast(Any, choice.finish_reason), **fields)
+            written.prompt_logprobs = _prompt_logprobs(choice.prompt_logprobs, self._num_of_prompt)
+        return written
 
 
 def _delta(index: int, delta: ChatDelta) -> ChatChunkChoice:
