@@ -63,8 +63,9 @@ class CarrelBody(Body):
 
 
 class WorkBody(Body):
-    """Whatever gives the worker work: how soon, with whom it shares, and what is attended."""
+    """Whatever gives the worker work: of which model, how soon, with whom it shares, and what is attended."""
 
+    model: str | None = None
     priority: Annotated[int, within("priority")] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     carrel: CarrelBody | None = None
@@ -153,7 +154,6 @@ class GenerationBody(AnswerBody):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = None
     max_tokens: Annotated[int, within("max_tokens")] | None = None
     max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     temperature: Annotated[float, within("temperature")] | None = None
