@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest
 from gateway.exchange import Generation
 from gateway.rest.answer import VALUE_CHARS, AnswerWriter, ChoiceFormat
@@ -21,7 +20,7 @@ from gateway.rest.answers import (
 )
 from gateway.rest.bounded import AnswerRoute, BoundedRouter
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
-from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, Config, RequestId, Service
+from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, RequestId, Service
 from gateway.rest.formats import ChatFormat, CompletionFormat
 from gateway.rest.reply import reply
 from gateway.rest.schemas import (
@@ -41,29 +40,22 @@ router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
 @answers.post("/v1/chat/completions", response_model=ChatAnswer)
 async def chat(
-    request: Request, body: ChatBody, caller: Caller, request_id: RequestId, service: Service, config: Config
+    request: Request, body: ChatBody, caller: Caller, request_id: RequestId, service: Service
 ) -> Response:
     """Continue a chat; with `stream` as server-sent events."""
     with service.metrics.counting_refusals():
         generation = service.chat(read_chat(body, request_id, caller))
-    written = ChatFormat(bool(body.logprobs), body.prompt_logprobs)
-    return await _answer(request, body, generation, written, service, config)
+    return await _answer(request, body, generation, ChatFormat(bool(body.logprobs), body.prompt_logprobs))
 
 
 @answers.post("/v1/completions", response_model=CompletionAnswer)
 async def completion(
-    request: Request,
-    body: CompletionBody,
-    caller: Caller,
-    request_id: RequestId,
-    service: Service,
-    config: Config,
+    request: Request, body: CompletionBody, caller: Caller, request_id: RequestId, service: Service
 ) -> Response:
     """Continue one or several prompts; with `stream` as server-sent events."""
     with service.metrics.counting_refusals():
         generation = service.completion(read_completion(body, request_id, caller))
-    written = CompletionFormat(body.logprobs, body.prompt_logprobs)
-    return await _answer(request, body, generation, written, service, config)
+    return await _answer(request, body, generation, CompletionFormat(body.logprobs, body.prompt_logprobs))
 
 
 # servers that redirect lead a client from /v1/models/ to the list
@@ -130,14 +122,9 @@ async def _model_card(service: ChatService, name: str, created: int) -> ModelAns
 
 
 async def _answer(
-    request: Request,
-    body: GenerationBody,
-    generation: Generation,
-    choice_format: ChoiceFormat[Any],
-    service: ChatService,
-    config: GatewayConfig,
+    request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat[Any]
 ) -> Response:
     options = body.stream_options or StreamOptions()
-    work = service.work.of(request.state.caller)
+    work = request.app.state.service.work.of(request.state.caller)
     writer = AnswerWriter(generation, choice_format, options, work, bool(body.return_token_ids))
-    return await reply(request, generation, writer, bool(body.stream), config, service.work)
+    return await reply(request, generation, writer, bool(body.stream))

@@ -31,15 +31,10 @@ class ReplyWriter(StreamWriter[Event], Protocol):
         """Of an answer that `error` cut off, in any thread. May raise the error."""
 
 
-async def reply(
-    request: Request,
-    generation: Generation,
-    writer: ReplyWriter,
-    is_stream: bool,
-    config: GatewayConfig,
-    work: HeavyWork,
-) -> Response:
+async def reply(request: Request, generation: Generation, writer: ReplyWriter, is_stream: bool) -> Response:
     """Raises what the service raises, ClientGone too; once a stream has begun it says so itself."""
+    config: GatewayConfig = request.app.state.config
+    work: HeavyWork = request.app.state.service.work
     if not is_stream:
         answer = await while_connected(request.receive, collect(generation.events))
         if (count := sum(map(num_values, answer.choices))) > MANY_VALUES:

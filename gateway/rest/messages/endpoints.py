@@ -6,7 +6,7 @@ from fastapi import Request, Response
 
 from gateway.exchange import GenerationOptions
 from gateway.rest.bounded import AnswerRoute, BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, Config, RequestId, Service
+from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, RequestId, Service
 from gateway.rest.messages.converters import read_message_request, read_prompt
 from gateway.rest.messages.schemas import CountAnswer, CountBody, MessageAnswer, MessagesBody
 from gateway.rest.messages.writer import MessageWriter
@@ -18,18 +18,12 @@ router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
 @answers.post("/v1/messages", response_model=MessageAnswer)
 async def create_message(
-    request: Request,
-    body: MessagesBody,
-    caller: Caller,
-    request_id: RequestId,
-    service: Service,
-    config: Config,
+    request: Request, body: MessagesBody, caller: Caller, request_id: RequestId, service: Service
 ) -> Response:
     """Continue a chat in Anthropic's words; with `stream` as its server-sent events."""
     with service.metrics.counting_refusals():
         generation = service.chat(read_message_request(body, request_id, caller))
-    writer = MessageWriter(generation)
-    return await reply(request, generation, writer, bool(body.stream), config, service.work)
+    return await reply(request, generation, MessageWriter(generation), bool(body.stream))
 
 
 @router.post("/v1/messages/count_tokens")

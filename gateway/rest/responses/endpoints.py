@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from gateway.errors import ServiceError
 from gateway.exchange import Message
 from gateway.rest.bounded import AnswerRoute, BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, Config, KeptTurns, RequestId, Service
+from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, KeptTurns, RequestId, Service
 from gateway.rest.reply import reply
 from gateway.rest.responses.converters import read_response_request
 from gateway.rest.responses.input import read_input
@@ -37,7 +37,6 @@ async def create_response(
     request_id: RequestId,
     turns: KeptTurns,
     service: Service,
-    config: Config,
 ) -> Response:
     """Answer an input, and go on from an earlier response if it names one; with `stream` as server-sent events."""
     response_id = f"resp_{uuid.uuid4().hex}"
@@ -58,7 +57,7 @@ async def create_response(
             turns.add(caller, Turn(response_id, body.previous_response_id, session_id, said, answer))
 
     writer = ResponseWriter(_head(body, response_id, generation.model), done)
-    return await reply(request, generation, writer, bool(body.stream), config, service.work)
+    return await reply(request, generation, writer, bool(body.stream))
 
 
 @router.get(ONE, response_model=ResponseAnswer)
