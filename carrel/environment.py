@@ -18,8 +18,8 @@ from carrel.serve.options import ServeOptions
 
 PACKAGES = (
     *("torch", "triton", "ray", "faiss-cpu", "numpy", "safetensors", "gguf", "llguidance"),
-    *("transformers", "tokenizers", "huggingface_hub", "jinja2", "starlette", "uvicorn", "prometheus_client"),
-    *("grpcio", "protobuf", "pydantic", "pydantic-settings", "opentelemetry-sdk"),
+    *("transformers", "tokenizers", "huggingface_hub", "jinja2", "fastapi", "starlette", "uvicorn"),
+    *("prometheus_client", "grpcio", "protobuf", "pydantic", "pydantic-settings", "opentelemetry-sdk"),
 )
 # of the environment, beside what Carrel itself reads
 PREFIXES = (

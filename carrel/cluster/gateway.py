@@ -7,9 +7,9 @@ import logging
 import os
 from typing import Any
 
+from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.applications import Starlette
 
 from carrel.cluster.census import Census, ClusterMetrics
 from carrel.cluster.client import ClusterWorkerClient
@@ -49,7 +49,7 @@ class Gateway:
         if self._config.grpc_port:
             self._tasks.append(asyncio.create_task(self._serve_chat()))
 
-    def __serve_build_asgi_app__(self) -> Starlette:
+    def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._config, self._service)
 
     async def __del__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 
@@ -24,27 +24,19 @@ from gateway.exchange import (
     Usage,
 )
 from gateway.heavy_work import CallerWork
+from gateway.rest.answers import CarrelUsage, Timings, UsageAnswer
 from gateway.rest.errors import error_body, error_response, internal_error_body
-from gateway.rest.long_json import long_json
-from gateway.rest.schemas import StreamOptions
-from gateway.rest.sse import data_frame, frame
+from gateway.rest.schemas import Body, StreamOptions
+from gateway.rest.sse import frame
 
-CARREL_FIELDS = (
-    "policy",
-    "budget_tokens",
-    "context_tokens",
-    "cached_tokens",
-    "offloaded_tokens",
-    "attended_tokens",
-    "window_tokens",
-    "hit_rate",
-    "bytes_moved",
-)
-TIMING_FIELDS = ("queue_ms", "prefill_ms", "index_wait_ms", "decode_ms")
+CARREL_FIELDS = tuple(name for name in CarrelUsage.model_fields if name != "timings")
+TIMING_FIELDS = tuple(name for name in Timings.model_fields if name != "ttft_ms")
 # of an answer or an event, that take longer to write than an event loop should be held up
 MANY_VALUES = 4096
 # about what writing one of them costs, in characters of other work
 VALUE_CHARS = 8
+# of a model, by their names
+Fields = dict[str, Any]
 
 
 @dataclass
@@ -127,42 +119,48 @@ async def collect(events: AsyncGenerator[Event, None]) -> Answer:
     return Answer([choices[index] for index in sorted(choices)], usage, error)
 
 
-class ChoiceFormat(Protocol):
-    """What a choice has beside its index and its finish reason; one object serves one request."""
+Choice = TypeVar("Choice", bound=Body)
+
+
+class ChoiceFormat(Protocol[Choice]):
+    """How an API writes the choices of an answer; one object serves one request. ids: fields of token ids."""
 
     id_prefix: str
-    kind: str
-    chunk_kind: str
 
-    def whole(self, choice: ChoiceText) -> dict[str, Any]: ...
+    def answer(self, head: Fields, choices: Sequence[ChoiceText], ids: Sequence[Fields]) -> Body:
+        """A whole answer; `ids` are those of each choice."""
 
-    def beside(self, choices: Sequence[ChoiceText]) -> dict[str, Any]:
-        """What is told once, beside the choices."""
+    def chunk(self, head: Fields, choices: Sequence[Choice]) -> Body:
+        """A chunk of a stream."""
 
-    def begin(self) -> dict[str, Any] | None:
+    def begin(self, index: int) -> Choice | None:
         """What comes in a chunk of its own before the first text; None: nothing."""
 
-    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]: ...
+    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Fields) -> Choice: ...
 
-    def part(self, event: ReasoningDelta | ToolCallDelta) -> dict[str, Any]:
+    def part(self, event: ReasoningDelta | ToolCallDelta) -> Choice:
         """Of an answer that has parts beside its text."""
 
-    def end(self) -> dict[str, Any]:
+    def end(self, index: int, reason: str) -> Choice:
         """What the chunk with the finish reason holds."""
 
 
-class AnswerWriter:
+class AnswerWriter(Generic[Choice]):
     """A `ReplyWriter` of one request. returns_ids: tokens are told by their ids too."""
 
     def __init__(
         self,
         generation: Generation,
-        choice_format: ChoiceFormat,
+        choice_format: ChoiceFormat[Choice],
         options: StreamOptions,
         work: CallerWork,
         returns_ids: bool = False,
     ) -> None:
-        self._generation = generation
+        self._head: Fields = {
+            "id": f"{choice_format.id_prefix}-{generation.request_id}",
+            "created": generation.created,
+            "model": generation.model,
+        }
         self._format = choice_format
         self._options = options
         self._work = work
@@ -173,14 +171,10 @@ class AnswerWriter:
 
     end = b"data: [DONE]\n\n"
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        choices = [
-            _choice(choice.index, {**self._format.whole(choice), **self._ids(choice)}, choice.finish_reason)
-            for choice in answer.choices
-        ]
-        usage = None if answer.usage is None else usage_json(answer.usage)
-        beside = self._format.beside(answer.choices)
-        return {**self._head(self._format.kind), "choices": choices, "usage": usage, **beside}
+    def whole(self, answer: Answer) -> Body:
+        usage = None if answer.usage is None else usage_answer(answer.usage)
+        ids = [self._ids(choice) for choice in answer.choices]
+        return self._format.answer({**self._head, "usage": usage}, answer.choices, ids)
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         """The error, with the answer as far as it came."""
@@ -189,74 +183,62 @@ class AnswerWriter:
     async def frames(self, event: Event) -> bytes:
         match event:
             case TextDelta() if (count := num_values(event)) > MANY_VALUES:
-                return await self._work.answer(count * VALUE_CHARS, self._long_frames, event)
-        return b"".join(frame(chunk) for chunk in self.chunks(event))
+                return await self._work.answer(count * VALUE_CHARS, self._frames, event)
+        return self._frames(event)
 
-    def _long_frames(self, event: Event) -> bytes:
-        return b"".join(data_frame(long_json(chunk)) for chunk in self.chunks(event))
+    def _frames(self, event: Event) -> bytes:
+        return b"".join(map(frame, self.chunks(event)))
 
     def failed(self, error: ServiceError | None) -> bytes:
         return frame(internal_error_body() if error is None else error_body(error))
 
-    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+    def chunks(self, event: Event) -> Iterator[Body]:
         """The chunks that an event of the request becomes."""
         match event:
             case TextDelta(index=index, text=text, logprobs=logprobs):
                 self._num_tokens += len(event.token_ids)
                 yield from self._begin(index)
                 if text or logprobs or self._returns_ids:
-                    fields = {**self._format.piece(index, text, logprobs), **self._ids(event)}
-                    yield self._chunk([_choice(index, fields, None)])
+                    yield self._chunk([self._format.piece(index, text, logprobs, self._ids(event))])
             case ReasoningDelta(index=index) | ToolCallDelta(index=index):
                 yield from self._begin(index)
-                yield self._chunk([_choice(index, self._format.part(event), None)])
+                yield self._chunk([self._format.part(event)])
             case ChoiceFinished(index=index, finish_reason=reason):
                 yield from self._begin(index)
-                yield self._chunk([_choice(index, self._format.end(), reason)])
+                yield self._chunk([self._format.end(index, reason)])
             case Completed(usage=usage) if self._options.include_usage:
-                yield {**self._chunk([]), "usage": usage_json(usage)}
+                yield self._chunk([], usage=usage_answer(usage))
             case Prefilling(prompt_tokens=prompt_tokens):
                 self._num_prompt_tokens = prompt_tokens
                 if self._options.include_progress:
-                    yield {**self._chunk([]), "carrel": {"progress": asdict(event)}}
+                    yield self._chunk([], carrel={"progress": asdict(event)})
             case Completed():
                 pass
 
-    def _ids(self, part: TextDelta | ChoiceText) -> dict[str, Any]:
+    def _ids(self, part: TextDelta | ChoiceText) -> Fields:
         """Of a choice's new tokens, or of all; the prompt's where its choice begins."""
         if not self._returns_ids:
             return {}
         prompt = {"prompt_token_ids": list(part.prompt_token_ids)} if part.prompt_token_ids else {}
         return {**prompt, "token_ids": list(part.token_ids)}
 
-    def _begin(self, index: int) -> Iterator[dict[str, Any]]:
+    def _begin(self, index: int) -> Iterator[Body]:
         if index not in self._begun:
             self._begun.add(index)
-            if (fields := self._format.begin()) is not None:
-                yield self._chunk([_choice(index, fields, None)])
+            if (choice := self._format.begin(index)) is not None:
+                yield self._chunk([choice])
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
+    def _chunk(self, choices: list[Choice], **more: Any) -> Body:
+        usage: Fields = {"usage": None} if self._options.include_usage else {}
         if self._options.continuous_usage_stats:
-            usage = {"usage": usage_json(Usage(self._num_prompt_tokens, self._num_tokens, 0.0, None))}
-        return {**self._head(self._format.chunk_kind), "choices": choices, **usage}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"{self._format.id_prefix}-{self._generation.request_id}",
-            "object": kind,
-            "created": self._generation.created,
-            "model": self._generation.model,
-        }
+            so_far = Usage(self._num_prompt_tokens, self._num_tokens, 0.0, None)
+            usage = {"usage": usage_answer(so_far)}
+        return self._format.chunk({**self._head, **usage, **more}, choices)
 
 
-def _choice(index: int, fields: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, **fields, "finish_reason": finish_reason}
-
-
-def usage_json(usage: Usage) -> dict[str, Any]:
+def usage_answer(usage: Usage) -> UsageAnswer:
     """OpenAI's `usage`, with ours under `carrel`, which is left out when the worker's account is missing."""
-    reply: dict[str, Any] = {
+    reply: Fields = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
@@ -268,9 +250,4 @@ def usage_json(usage: Usage) -> dict[str, Any]:
             **{name: getattr(usage.worker, name) for name in CARREL_FIELDS},
             "timings": {"ttft_ms": round(usage.ttft_ms, 3), **timings},
         }
-    return reply
-
-
-def json_float(value: float | None) -> float | None:
-    """JSON has no infinity; OpenAI writes -9999 for an impossible token. None stays None."""
-    return None if value is None else max(value, -9999.0)
+    return UsageAnswer(**reply)

@@ -1,10 +1,11 @@
-"""Answers as the API document has them. Chats and completions are written by `AnswerWriter`; a test compares."""
+"""Answers as the API document has them, and as they are written: fields that are not set are left out."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from gateway.rest.schemas import Body
 
@@ -62,6 +63,16 @@ class UsageAnswer(Body):
     carrel: CarrelUsage | None = None
 
 
+class Progress(Body):
+    prompt_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+
+
+class ChunkExtension(Body):
+    progress: Progress
+
+
 class TopToken(Body):
     token: str
     logprob: float
@@ -77,17 +88,36 @@ class ChatLogprobs(Body):
     refusal: None = None
 
 
-class ChatMessage(Body):
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None = None
+class CalledFunction(Body):
+    name: str = ""
+    arguments: str
+
+
+class ToolCallAnswer(Body):
+    """In a stream a call has an `index`, and its first piece alone id, type and name."""
+
+    index: int = 0
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatDelta(Body):
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCallAnswer] | None = None
 
 
-class PromptToken(Body):
+class ChatMessage(ChatDelta):
+    refusal: None = None
+
+
+class PromptToken(TypedDict):
+    """A dict: of a prompt there may be hundreds of thousands."""
+
     logprob: float
-    rank: Annotated[int, Field(description="among all tokens, the likeliest 1")]
+    rank: Annotated[int | None, Field(description="among all tokens, the likeliest 1")]
     decoded_token: str
 
 
@@ -108,16 +138,39 @@ class ChatChoice(Body):
     prompt_token_ids: TokenIdList = None
 
 
-class ChatAnswer(Body):
-    """A stream has `chat.completion.chunk` instead, with `delta` for `message`."""
+class GenerationAnswer(Body):
+    """What chats and completions have in common."""
 
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
+    usage: UsageAnswer | None = None
+    error: Annotated[
+        ErrorTold | None, Field(description="of an answer that its deadline cut off, with status 504")
+    ] = None
+
+
+class ChatAnswer(GenerationAnswer):
+    """A stream has `chat.completion.chunk` instead, with `delta` for `message`."""
+
+    object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    usage: UsageAnswer | None
     prompt_logprobs: PromptTokens = None
+
+
+class ChatChunkChoice(Body):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    token_ids: TokenIdList = None
+    prompt_token_ids: TokenIdList = None
+
+
+class ChatChunk(GenerationAnswer):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    carrel: ChunkExtension | None = None
 
 
 class CompletionLogprobs(Body):
@@ -137,15 +190,15 @@ class CompletionChoice(Body):
     prompt_logprobs: PromptTokens = None
 
 
-class CompletionAnswer(Body):
+class CompletionAnswer(GenerationAnswer):
     """A stream has pieces of it."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: UsageAnswer | None
+
+
+class CompletionChunk(CompletionAnswer):
+    carrel: ChunkExtension | None = None
 
 
 class ModelPolicies(Body):

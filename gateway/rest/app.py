@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+import re
+import time
+from typing import Any
 
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware import Middleware
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from carrel.process.version import version
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
-from gateway.rest.attention_endpoints import AttentionEndpoints
-from gateway.rest.documentation import Operation, documentation
-from gateway.rest.endpoints import Endpoints
+from gateway.rest import attention_endpoints, endpoints, server_endpoints, session_endpoints
 from gateway.rest.errors import on_http_error
 from gateway.rest.feed import ClientGone
 from gateway.rest.hosts import HostGuard, HostMiddleware
-from gateway.rest.messages.endpoints import MessagesEndpoints
+from gateway.rest.messages import endpoints as messages
 from gateway.rest.middleware import (
     RATE_HEADERS,
     AuthMiddleware,
@@ -26,33 +29,64 @@ from gateway.rest.middleware import (
     RootPathMiddleware,
     UnexpectedErrorMiddleware,
 )
-from gateway.rest.page import page_route
-from gateway.rest.refusals import on_service_error
-from gateway.rest.responses.endpoints import ResponsesEndpoints
-from gateway.rest.server_endpoints import ServerEndpoints
-from gateway.rest.session_endpoints import SessionEndpoints
+from gateway.rest.page import DOCS_FILE, DOCS_PATH, page_route
+from gateway.rest.refusals import on_invalid_parameters, on_service_error
+from gateway.rest.responses import endpoints as responses
 from gateway.service import ChatService
+from gateway.turns import Turns
 
 # nginx's status for a client that is gone; only logs show it
 CLIENT_CLOSED_REQUEST = 499
+ROUTERS = (
+    endpoints.answers,
+    endpoints.router,
+    messages.answers,
+    messages.router,
+    responses.answers,
+    responses.router,
+    session_endpoints.router,
+    attention_endpoints.router,
+    server_endpoints.open_router,
+    server_endpoints.router,
+)
 
 
-def operations_of(config: GatewayConfig, service: ChatService) -> tuple[Operation, ...]:
-    """All routes of the API."""
-    return (
-        *Endpoints(config, service).operations(),
-        *MessagesEndpoints(config, service).operations(),
-        *ResponsesEndpoints(config, service).operations(),
-        *SessionEndpoints(service).operations(),
-        *AttentionEndpoints(config, service).operations(),
-        *ServerEndpoints(config, service).operations(),
+def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
+    """The API over one service."""
+    app = FastAPI(
+        title="Carrel",
+        version=version(),
+        openapi_url=None if config.disable_docs else "/openapi.json",
+        # FastAPI's own pages load scripts from elsewhere, and send no key
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        separate_input_output_schemas=False,
+        generate_unique_id_function=_operation_id,
+        # spans and metrics are the gateway's own
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+        middleware=_middleware(config, service),
+        exception_handlers={
+            ServiceError: on_service_error,
+            RequestValidationError: on_invalid_parameters,
+            HTTPException: on_http_error,
+            ClientGone: _on_client_gone,
+            ClientDisconnect: _on_client_gone,
+        },
     )
+    app.state.config, app.state.service = config, service
+    app.state.turns, app.state.created = Turns(), int(time.time())
+    for router in ROUTERS:
+        app.include_router(router)
+    if not config.disable_docs:
+        app.router.routes += [page_route(), page_route(DOCS_PATH, DOCS_FILE)]
+        # made now: no request waits for it
+        app.openapi()
+    return app
 
 
-def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
-    """The OpenAI-compatible API over one service."""
-    operations = operations_of(config, service)
-    models = next(each.handler for each in operations if each.path == "/v1/models")
+def _middleware(config: GatewayConfig, service: ChatService) -> list[Middleware]:
+    """Of every request; the first is met first."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,
@@ -64,33 +98,19 @@ def create_app(config: GatewayConfig, service: ChatService) -> Starlette:
     # a page has no key, and reaches no Unix socket
     is_open = not config.has_keys and config.uds is None
     guard = Middleware(HostMiddleware, guard=HostGuard(config))
-    app = Starlette(
-        routes=[
-            # servers that redirect lead a client from here to the list
-            Route("/v1/models/", models),
-            *(each.route for each in operations),
-            *(() if config.disable_docs else (page_route(), *documentation(operations, config.root_path))),
-        ],
-        # the first is met first
-        middleware=[
-            Middleware(RootPathMiddleware, root_path=config.root_path),
-            Middleware(RequestIdMiddleware),
-            Middleware(UnexpectedErrorMiddleware),
-            *([guard] if is_open else ()),
-            *([cors] if config.allowed_origins else ()),
-            Middleware(
-                AuthMiddleware, keys=service.keys, rate_limits=service.rate_limits, metrics=service.metrics
-            ),
-        ],
-        exception_handlers={
-            ServiceError: on_service_error,
-            HTTPException: on_http_error,
-            ClientGone: _on_client_gone,
-            ClientDisconnect: _on_client_gone,
-        },
-    )
-    app.router.redirect_slashes = False
-    return app
+    keys: dict[str, Any] = {"keys": service.keys, "rate_limits": service.rate_limits}
+    return [
+        Middleware(RootPathMiddleware, root_path=config.root_path),
+        Middleware(RequestIdMiddleware),
+        Middleware(UnexpectedErrorMiddleware),
+        *([guard] if is_open else ()),
+        *([cors] if config.allowed_origins else ()),
+        Middleware(AuthMiddleware, **keys, metrics=service.metrics),
+    ]
+
+
+def _operation_id(route: APIRoute) -> str:
+    return f"{min(route.methods or ()).lower()}{re.sub(r'[^a-z]+', '_', route.path_format)}".rstrip("_")
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -4,57 +4,54 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Annotated, Literal
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import Query, Response
+from fastapi.responses import JSONResponse
 
-from gateway.config import GatewayConfig
-from gateway.errors import InvalidRequest, ServiceError
-from gateway.rest.documentation import Operation
+from gateway.errors import ServiceError
+from gateway.rest.bounded import BoundedRouter
+from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, Config, Service
 from gateway.rest.errors import error_body, internal_error_body
 from gateway.rest.feed import Feed
 from gateway.rest.sse import EventStream, frame
-from gateway.service import ChatService
+
+Number = Annotated[int | None, Query(ge=0, le=99_999)]
+
+router = BoundedRouter(dependencies=KEY, responses={**ERRORS, **STREAM})
 
 
-class AttentionEndpoints:
-    """The handler, as a method over one service."""
+@router.get("/v1/attention/{request_id}")
+async def watch(
+    request_id: str,
+    caller: Caller,
+    service: Service,
+    config: Config,
+    stream: Literal["true", "false"] = "true",
+    layer: Number = None,
+    head: Number = None,
+) -> Response:
+    """What a request that asked with `carrel.attention` attends, by its id: server-sent events until it ends, or with
+    `stream=false` the newest one; of the KV head `head` and the layer `layer`, or the mean over them."""
+    views, work = service.attention, service.work.of(caller)
+    view = views.get(caller, request_id)
 
-    def __init__(self, config: GatewayConfig, service: ChatService) -> None:
-        self._config = config
-        self._service = service
+    async def pictures() -> AsyncGenerator[bytes, None]:
+        with views.readers.held(caller):
+            async with aclosing(view.sights()) as sights:
+                async for sight in sights:
+                    yield await view.pictures.draw(sight, layer, head, work)
 
-    def operations(self) -> tuple[Operation, ...]:
-        return (Operation("GET", "/v1/attention/{request_id}", self.watch),)
-
-    async def watch(self, request: Request) -> Response:
-        """What a request that asked with `carrel.attention` attends, by its id: server-sent events until it ends, or
-        with `stream=false` the newest one; of the KV head `head` and the layer `layer`, or the mean over them."""
-        caller, views = request.state.caller, self._service.attention
-        view = views.get(caller, str(request.path_params["request_id"]))
-        layer, head = _number(request, "layer"), _number(request, "head")
-        work = self._service.work.of(caller)
-
-        async def pictures() -> AsyncGenerator[bytes, None]:
-            with views.readers.held(caller):
-                async with aclosing(view.sights()) as sights:
-                    async for sight in sights:
-                        yield await view.pictures.draw(sight, layer, head, work)
-
-        match request.query_params.get("stream", "true"):
-            case "true":
-                feed = Feed(pictures())
-                # it begins: a refusal has its own status
-                await feed.wait(0)
-                feed.check()
-                timeout_s = self._config.request_timeout_s
-                return EventStream(feed, Frames(), self._config.heartbeat_s, timeout_s)
-            case "false":
-                if view.latest is None:
-                    return JSONResponse({"object": "attention", "id": view.request_id})
-                newest = await view.pictures.draw(view.latest, layer, head, work)
-                return Response(newest, media_type=JSONResponse.media_type)
-        raise InvalidRequest("stream is true or false.", "stream")
+    if stream == "true":
+        feed = Feed(pictures())
+        # it begins: a refusal has its own status
+        await feed.wait(0)
+        feed.check()
+        return EventStream(feed, Frames(), config.heartbeat_s, config.request_timeout_s)
+    if view.latest is None:
+        return JSONResponse({"object": "attention", "id": view.request_id})
+    newest = await view.pictures.draw(view.latest, layer, head, work)
+    return Response(newest, media_type=JSONResponse.media_type)
 
 
 class Frames:
@@ -68,12 +65,3 @@ class Frames:
     def failed(self, error: ServiceError | None) -> bytes:
         """What is said of an error, None for a bug."""
         return frame(internal_error_body() if error is None else error_body(error))
-
-
-def _number(request: Request, name: str) -> int | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise InvalidRequest(f"{name} is a whole number from 0 up.", name)
-    return int(text)

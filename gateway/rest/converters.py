@@ -7,7 +7,7 @@ from typing import cast
 
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
-from gateway.rest.drafts import draft_of
+from gateway.rest.options import read_options
 from gateway.rest.schemas import (
     ChatBody,
     CompletionBody,
@@ -20,10 +20,6 @@ from gateway.rest.session_schemas import SessionBody
 from gateway.rest.structure import read_grammar
 from gateway.rest.tools import read_calls, read_tools
 from gateway.rest.unsupported import refuse_unsupported
-from gpu_worker.v1 import gpu_worker_pb2 as pb
-
-# the worker's fields that a body has by the same names
-SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 
 
 def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
@@ -103,9 +99,7 @@ def read_warming(
     if body.prompt is not None and body.messages is not None:
         raise InvalidRequest("Give either prompt or messages.", "prompt")
     # nothing is read of the answer
-    sampling = pb.SamplingParams(max_tokens=1, temperature=0)
-    draft = draft_of(body, caller, session_id, sampling)
-    options = GenerationOptions(body.model, draft=draft)
+    options = read_options(body, caller, session_id, {"max_tokens": 1, "temperature": 0})
     if body.messages is not None:
         messages = read_messages(body.messages)
         return ChatRequest(messages, options, body.chat_template_kwargs or {}, request_id)
@@ -168,25 +162,18 @@ def _check_fields(body: GenerationBody) -> None:
 def _read_options(
     body: GenerationBody, max_tokens: int | None, logprobs: int | None, caller: bytes
 ) -> GenerationOptions:
-    values = {
-        **body.model_dump(include=SAMPLING_FIELDS),
-        "top_k": None if body.top_k is None else max(body.top_k, 0),
-        "seed": None if body.seed is None else body.seed % 2**63,
-        "max_tokens": max_tokens,
-        "logprobs": logprobs,
-    }
-    # None leaves a field absent
-    sampling = pb.SamplingParams(**values)
-    draft = draft_of(body, caller, body.session_id, sampling, read_grammar(body))
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    return GenerationOptions(
-        body.model,
-        1 if body.n is None else body.n,
-        tuple(stop or ()),
-        body.add_special_tokens,
-        body.truncate_prompt_tokens,
-        body.timeout_seconds,
-        bool(body.include_stop_str_in_output),
-        body.skip_special_tokens is False,
-        draft,
+    return read_options(
+        body,
+        caller,
+        body.session_id,
+        {"max_tokens": max_tokens, "logprobs": logprobs},
+        read_grammar(body),
+        n=1 if body.n is None else body.n,
+        stop=tuple(stop or ()),
+        add_special_tokens=body.add_special_tokens,
+        truncate_to=body.truncate_prompt_tokens,
+        timeout_s=body.timeout_seconds,
+        keeps_stop=bool(body.include_stop_str_in_output),
+        shows_special=body.skip_special_tokens is False,
     )

@@ -1,14 +1,11 @@
-"""Routes of text: each reads a body, calls the service and writes the answer."""
+"""Routes of text: each calls the service with what its body asks for and writes the answer."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import Request, Response
 
-from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest
 from gateway.exchange import Generation
 from gateway.rest.answer import VALUE_CHARS, AnswerWriter, ChoiceFormat
@@ -18,13 +15,13 @@ from gateway.rest.answers import (
     DetokenizedAnswer,
     ModelAnswer,
     ModelListAnswer,
+    ModelPolicies,
     TokenizedAnswer,
 )
-from gateway.rest.body import B, read_asked, read_body
+from gateway.rest.bounded import AnswerRoute, BoundedRouter
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
-from gateway.rest.documentation import Operation
+from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, RequestId, Service
 from gateway.rest.formats import ChatFormat, CompletionFormat
-from gateway.rest.long_json import LongJSONResponse
 from gateway.rest.reply import reply
 from gateway.rest.schemas import (
     ChatBody,
@@ -34,107 +31,100 @@ from gateway.rest.schemas import (
     StreamOptions,
     TokenizeBody,
 )
+from gateway.rest.written import BodyResponse
 from gateway.service import ChatService
 
+answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses={**ERRORS, **STREAM})
+router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
-class Endpoints:
-    """The handlers, as methods over one service."""
 
-    def __init__(self, config: GatewayConfig, service: ChatService) -> None:
-        self._config = config
-        self._service = service
-        self._created = int(time.time())
+@answers.post("/v1/chat/completions", response_model=ChatAnswer)
+async def chat(
+    request: Request, body: ChatBody, caller: Caller, request_id: RequestId, service: Service
+) -> Response:
+    """Continue a chat; with `stream` as server-sent events."""
+    with service.metrics.counting_refusals():
+        generation = service.chat(read_chat(body, request_id, caller))
+    return await _answer(request, body, generation, ChatFormat(bool(body.logprobs), body.prompt_logprobs))
 
-    def operations(self) -> tuple[Operation, ...]:
-        return (
-            Operation("GET", "/v1/models", self.models, answer=ModelListAnswer),
-            # a hub id holds a slash
-            Operation("GET", "/v1/models/{model_id:path}", self.model, answer=ModelAnswer),
-            Operation("POST", "/v1/chat/completions", self.chat, ChatBody, ChatAnswer, streams=True),
-            Operation(
-                "POST", "/v1/completions", self.completion, CompletionBody, CompletionAnswer, streams=True
-            ),
-            Operation("POST", "/tokenize", self.tokenize, TokenizeBody, TokenizedAnswer),
-            Operation("POST", "/detokenize", self.detokenize, DetokenizeBody, DetokenizedAnswer),
+
+@answers.post("/v1/completions", response_model=CompletionAnswer)
+async def completion(
+    request: Request, body: CompletionBody, caller: Caller, request_id: RequestId, service: Service
+) -> Response:
+    """Continue one or several prompts; with `stream` as server-sent events."""
+    with service.metrics.counting_refusals():
+        generation = service.completion(read_completion(body, request_id, caller))
+    return await _answer(request, body, generation, CompletionFormat(body.logprobs, body.prompt_logprobs))
+
+
+# servers that redirect lead a client from /v1/models/ to the list
+@router.get("/v1/models/", include_in_schema=False)
+@router.get("/v1/models")
+async def models(request: Request, service: Service) -> ModelListAnswer:
+    """The model that is served, by each of its names."""
+    created = request.app.state.created
+    return ModelListAnswer(data=[await _model_card(service, name, created) for name in service.model_names])
+
+
+# a hub id holds a slash
+@router.get("/v1/models/{model_id:path}")
+async def model(request: Request, model_id: str, service: Service) -> ModelAnswer:
+    """One model, by its name."""
+    service.check_model(model_id)
+    return await _model_card(service, model_id, request.app.state.created)
+
+
+@router.post("/tokenize", response_model=TokenizedAnswer)
+async def tokenize(body: TokenizeBody, caller: Caller, service: Service) -> Response:
+    """Token ids of a `prompt`, or of `messages` behind the chat template."""
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Give either prompt or messages.", "prompt")
+    if body.prompt is not None:
+        adds_special = body.add_special_tokens is not False
+        tokens = await service.tokenize_text(body.prompt, adds_special, caller)
+    else:
+        tokens = await service.tokenize_chat(read_tokenize_chat(body), caller)
+    info = await service.status.info()
+    names = {"token_strs": await service.token_names(tokens, caller)} if body.return_token_strs else {}
+
+    def answer() -> Response:
+        """Belongs in a thread: there may be a million."""
+        found = TokenizedAnswer(
+            tokens=list(tokens), count=len(tokens), max_model_len=info.max_model_len, **names
         )
+        return BodyResponse(found)
 
-    async def chat(self, request: Request) -> Response:
-        """Continue a chat; with `stream` as server-sent events."""
-        with self._service.metrics.counting_refusals():
-            body = await read_asked(request, ChatBody, self._service.bodies)
-            asked = read_chat(body, request.state.request_id, request.state.caller)
-            generation = self._service.chat(asked)
-        written = ChatFormat(bool(body.logprobs), body.prompt_logprobs)
-        return await self._answer(request, body, generation, written)
+    return await service.work.answer(caller, len(tokens) * VALUE_CHARS, answer)
 
-    async def completion(self, request: Request) -> Response:
-        """Continue one or several prompts; with `stream` as server-sent events."""
-        with self._service.metrics.counting_refusals():
-            body = await read_asked(request, CompletionBody, self._service.bodies)
-            asked = read_completion(body, request.state.request_id, request.state.caller)
-            generation = self._service.completion(asked)
-        written = CompletionFormat(body.logprobs, body.prompt_logprobs)
-        return await self._answer(request, body, generation, written)
 
-    async def models(self, request: Request) -> Response:
-        """The model that is served, by each of its names."""
-        cards = [await self._model_card(name) for name in self._service.model_names]
-        return JSONResponse({"object": "list", "data": cards})
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeBody, caller: Caller, service: Service) -> DetokenizedAnswer:
+    """The text of token ids, without special tokens."""
+    service.check_model(body.model)
+    return DetokenizedAnswer(prompt=await service.detokenize(body.tokens, caller))
 
-    async def model(self, request: Request) -> Response:
-        """One model, by its name."""
-        model_id = str(request.path_params["model_id"])
-        self._service.check_model(model_id)
-        return JSONResponse(await self._model_card(model_id))
 
-    async def tokenize(self, request: Request) -> Response:
-        """Token ids of a `prompt`, or of `messages` behind the chat template."""
-        body = await self._body(request, TokenizeBody)
-        self._service.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("Give either prompt or messages.", "prompt")
-        caller = request.state.caller
-        if body.prompt is not None:
-            adds_special = body.add_special_tokens is not False
-            tokens = await self._service.tokenize_text(body.prompt, adds_special, caller)
-        else:
-            tokens = await self._service.tokenize_chat(read_tokenize_chat(body), caller)
-        info = await self._service.status.info()
-        told = {"tokens": tokens, "count": len(tokens), "max_model_len": info.max_model_len}
-        if body.return_token_strs:
-            told["token_strs"] = await self._service.token_names(tokens, caller)
-        size = len(tokens) * VALUE_CHARS
-        return await self._service.work.answer(caller, size, LongJSONResponse, told)
+async def _model_card(service: ChatService, name: str, created: int) -> ModelAnswer:
+    info = await service.status.info()
+    return ModelAnswer(
+        id=name,
+        created=created,
+        owned_by="carrel",
+        max_model_len=info.max_model_len,
+        carrel=ModelPolicies(
+            policies=list(info.policies),
+            policy=info.default_policy,
+            budget=info.default_budget.share or info.default_budget.tokens or None,
+        ),
+    )
 
-    async def detokenize(self, request: Request) -> Response:
-        """The text of token ids, without special tokens."""
-        body = await self._body(request, DetokenizeBody)
-        self._service.check_model(body.model)
-        return JSONResponse({"prompt": await self._service.detokenize(body.tokens, request.state.caller)})
 
-    async def _body(self, request: Request, kind: type[B]) -> B:
-        return await read_body(request, kind, self._service.bodies)
-
-    async def _model_card(self, name: str) -> dict[str, Any]:
-        info = await self._service.status.info()
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "carrel",
-            "max_model_len": info.max_model_len,
-            "carrel": {
-                "policies": list(info.policies),
-                "policy": info.default_policy,
-                "budget": info.default_budget.share or info.default_budget.tokens or None,
-            },
-        }
-
-    async def _answer(
-        self, request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat
-    ) -> Response:
-        options = body.stream_options or StreamOptions()
-        work = self._service.work
-        returns_ids = bool(body.return_token_ids)
-        writer = AnswerWriter(generation, choice_format, options, work.of(request.state.caller), returns_ids)
-        return await reply(request, generation, writer, bool(body.stream), self._config, work)
+async def _answer(
+    request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat[Any]
+) -> Response:
+    options = body.stream_options or StreamOptions()
+    work = request.app.state.service.work.of(request.state.caller)
+    writer = AnswerWriter(generation, choice_format, options, work, bool(body.return_token_ids))
+    return await reply(request, generation, writer, bool(body.stream))

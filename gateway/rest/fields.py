@@ -33,14 +33,15 @@ PromptTokenId = Annotated[int, Field(ge=0, le=MAX_UINT32, strict=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
-def _read(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Token ids that were checked as they were parsed are left as they are."""
-    return value if type(value) is array else check(value)
+def _packed(token_ids: list[int]) -> array[int]:
+    """The same ids in a ninth of the memory."""
+    return array("I", token_ids)
 
 
-Read = WrapValidator(_read)
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True), Read]
-PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True), Read]
+Packed = AfterValidator(_packed)
+StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+TokenIds = Annotated[StopTokenIds, Packed]
+PromptTokenIds = Annotated[list[PromptTokenId], Field(fail_fast=True), Packed]
 
 
 def _one_by_one(value: Any, check: ValidatorFunctionWrapHandler) -> Any:

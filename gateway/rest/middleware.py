@@ -14,13 +14,14 @@ from gateway.errors import Unauthorized
 from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
+from gateway.rest.page import DOCS_PATH
 from gateway.rest.page import PATH as PAGE_PATH
 from gateway.rest.refusals import refusal
 from gateway.rest.seats import Seat
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
 # for a key themselves.
-UNGUARDED_PATHS = frozenset({"/health", "/ready", "/docs", PAGE_PATH})
+UNGUARDED_PATHS = frozenset({"/health", "/ready", DOCS_PATH, PAGE_PATH})
 RATE_HEADERS = [
     f"x-ratelimit-{what}-{kind}"
     for what in ("limit", "remaining", "reset")

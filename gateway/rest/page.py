@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-PATH = "/"
-FILE = Path(__file__).resolve().parents[1] / "page" / "index.html"
+PATH, DOCS_PATH = "/", "/docs"
+_FOLDER = Path(__file__).resolve().parents[1] / "page"
+FILE, DOCS_FILE = _FOLDER / "index.html", _FOLDER / "docs.html"
 
 
 def page_route(path: str = PATH, file: Path = FILE) -> Route:

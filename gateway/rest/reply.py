@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,8 +13,9 @@ from gateway.exchange import Event, Generation
 from gateway.heavy_work import HeavyWork
 from gateway.rest.answer import MANY_VALUES, VALUE_CHARS, Answer, collect, num_values
 from gateway.rest.feed import Feed, while_connected
-from gateway.rest.long_json import LongJSONResponse
+from gateway.rest.schemas import Body
 from gateway.rest.sse import EventStream, StreamWriter
+from gateway.rest.written import BodyResponse
 
 # the service's own deadline comes first and can still be told
 STREAM_GRACE_S = 10.0
@@ -23,22 +24,17 @@ STREAM_GRACE_S = 10.0
 class ReplyWriter(StreamWriter[Event], Protocol):
     """One request's."""
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> Body:
         """Any thread may ask."""
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         """Of an answer that `error` cut off, in any thread. May raise the error."""
 
 
-async def reply(
-    request: Request,
-    generation: Generation,
-    writer: ReplyWriter,
-    is_stream: bool,
-    config: GatewayConfig,
-    work: HeavyWork,
-) -> Response:
+async def reply(request: Request, generation: Generation, writer: ReplyWriter, is_stream: bool) -> Response:
     """Raises what the service raises, ClientGone too; once a stream has begun it says so itself."""
+    config: GatewayConfig = request.app.state.config
+    work: HeavyWork = request.app.state.service.work
     if not is_stream:
         answer = await while_connected(request.receive, collect(generation.events))
         if (count := sum(map(num_values, answer.choices))) > MANY_VALUES:
@@ -59,4 +55,4 @@ async def reply(
 def _whole(writer: ReplyWriter, answer: Answer) -> Response:
     if answer.error is not None:
         return writer.unfinished(answer, answer.error)
-    return LongJSONResponse(writer.whole(answer))
+    return BodyResponse(writer.whole(answer))

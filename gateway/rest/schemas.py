@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from carrel.process.request_limits import MAX_CACHE_SALT_CHARS, MAX_SESSION_CHARS, MAX_UINT32
 from gateway.exchange import Scalar
@@ -23,6 +23,7 @@ from gateway.rest.fields import (
     PromptTokenIds,
     Refused,
     RequestId,
+    StopTokenIds,
     Texts,
     Timeout,
     TokenId,
@@ -30,6 +31,9 @@ from gateway.rest.fields import (
     within,
 )
 from gateway.tool_calls.checks import MAX_TOOLS
+
+# in an object that takes only its own
+MAX_NAMES = 16
 
 
 class Body(BaseModel):
@@ -42,6 +46,14 @@ class CarrelBody(Body):
     # an extension that only our clients write
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def check_number_of_names(cls, value: Any) -> Any:
+        """One error for many unknown names: pydantic makes one for each."""
+        if isinstance(value, dict) and len(value) > MAX_NAMES:
+            raise ValueError(f"{len(value)} names: there are {', '.join(cls.model_fields)}")
+        return value
+
     policy: str | None = None
     budget: Budget | None = None
     options: Annotated[dict[OptionName, bool | int | float | OptionWord], OneByOne] | None = None
@@ -51,8 +63,9 @@ class CarrelBody(Body):
 
 
 class WorkBody(Body):
-    """Whatever gives the worker work: how soon, with whom it shares, and what is attended."""
+    """Whatever gives the worker work: of which model, how soon, with whom it shares, and what is attended."""
 
+    model: str | None = None
     priority: Annotated[int, within("priority")] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     carrel: CarrelBody | None = None
@@ -141,7 +154,6 @@ class GenerationBody(AnswerBody):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = None
     max_tokens: Annotated[int, within("max_tokens")] | None = None
     max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
     temperature: Annotated[float, within("temperature")] | None = None
@@ -171,7 +183,7 @@ class GenerationBody(AnswerBody):
     repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
     min_tokens: Annotated[int, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: StopTokenIds | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[
@@ -248,10 +260,6 @@ class CompletionBody(GenerationBody):
     echo: Annotated[bool | None, Field(description="begin with the prompt, and tell its logprobs too")] = None
     suffix: str | None = None
     best_of: int | None = None
-
-
-class EmbeddingsBody(Body):
-    """Of a route that is refused."""
 
 
 class TokenizeBody(Body):

@@ -16,7 +16,6 @@ class SessionBody(WorkBody):
     """What to do with a session: warm it with a text, token ids or messages, pin or unpin it, or first the one and then
     the other."""
 
-    model: str | None = None
     prompt: Annotated[str | PromptTokenIds | None, Field(description="as of a completion")] = None
     messages: Annotated[Messages | None, Field(description="as of a chat")] = None
     chat_template_kwargs: Annotated[dict[str, Scalar], OneByOne] | None = None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import Any, Generic, Protocol, TypeVar
 
+from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ServiceError
 from gateway.rest.feed import ClientGone, Feed, while_connected
+from gateway.rest.schemas import Body
+from gateway.rest.written import written
 
 PING = b": ping\n\n"
 
@@ -81,19 +83,14 @@ class EventStream(Response, Generic[T]):
                 await _write(send, body)
 
 
-def frame(chunk: dict[str, Any]) -> bytes:
+def frame(body: Body) -> bytes:
     """Of data alone."""
-    return data_frame(json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
-
-
-def data_frame(text: str) -> bytes:
-    """Of what is JSON already."""
-    return f"data: {text}\n\n".encode()
+    return b"data: %b\n\n" % written(body)
 
 
 def named_frame(event: dict[str, Any]) -> bytes:
     """Under the name that is its `type`."""
-    return f"event: {event['type']}\n".encode() + frame(event)
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))
 
 
 async def _write(send: Send, body: bytes) -> None:

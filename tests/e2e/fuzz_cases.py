@@ -65,7 +65,7 @@ class Cases:
             value = value if leaves else _bounded(rng, value)
             body = json.dumps(value, ensure_ascii=rng.random() < 0.8).encode("utf-8", "surrogatepass")
         target = path
-        for parameter in operation["parameters"]:
+        for parameter in operation.get("parameters", ()):
             name = parameter["name"]
             value = draw.named(name, parameter["schema"])
             target = target.replace(

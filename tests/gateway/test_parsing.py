@@ -1,62 +1,53 @@
-"""Long lists of token ids in a body: parsed in pieces, to what one call would make of the whole."""
+"""Bodies as they are decoded and checked: long lists of token ids, texts with half a character, and limits."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from gateway_stack import running_stack
+from pydantic import ConfigDict, field_validator
+from starlette.types import Message
 from waiting import PATIENCE
 
-from gateway.errors import InvalidRequest, TooLarge
+from gateway.body_limits import BodyLimits
+from gateway.errors import InvalidRequest, ServiceError, TooLarge
 from gateway.heavy_work import HeavyWork
 from gateway.json_limits import MAX_VALUES
-from gateway.rest.parsing import LARGE_BYTES, look, parse
+from gateway.rest.bounded import LARGE_BYTES, BoundedRequest, read_record
+from gateway.rest.schemas import Body, CompletionBody, DetokenizeBody
+from gpu_worker.v1 import gpu_worker_pb2 as pb
 
-# of several pieces, and longer than it may be where nobody may have a prompt
+# more than there may be values of any other kind
 MANY = 150_000
 IDS = [(at * 7919) % 4_000_000_000 for at in range(MANY)]
 SHORT = [1, 2, 3]
 
 
-def parsed(raw: bytes | str, max_token_ids: int = MANY) -> Any:
-    return asyncio.run(read(raw.encode() if isinstance(raw, str) else raw, max_token_ids))
+class Anything(Body):
+    model_config = ConfigDict(extra="allow")
 
 
-async def read(raw: bytes, max_token_ids: int) -> Any:
-    return await parse(raw, max_token_ids, await look(raw, max_token_ids, HeavyWork().of(b"")))
-
-
-def plain(value: Any) -> Any:
-    """With lists for arrays."""
-    match value:
-        case dict():
-            return {name: plain(each) for name, each in value.items()}
-        case array():
-            return value.tolist()
-        case [*_]:
-            return [plain(each) for each in value]
-    return value
+def read(body: Any, kind: type[Body] = CompletionBody, max_token_ids: int = MANY) -> Any:
+    raw = body if isinstance(body, str) else json.dumps(body)
+    return read_record(raw.encode(), kind, max_token_ids)
 
 
 @pytest.mark.parametrize("indent", [None, "\t"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"prompt": IDS, "max_tokens": 4},
-        {"stop": "a", "prompt": [IDS[:60_000], SHORT, [], IDS[60_000:120_000]]},
-        {"tokens": IDS, "prompt": '"tokens": [1, 2]\\'},
-        {"prompt": 'a \\" \\\\ "prompt": [' + "1," * 10_000 + "1]", "stop": ["\\", '"']},
-    ],
-)
-def test_it_is_what_one_call_would_make_of_it(body: dict[str, Any], indent: str | None) -> None:
-    assert plain(parsed(json.dumps(body, indent=indent))) == body
+def test_token_ids_are_packed_whatever_stands_around_them(indent: str | None) -> None:
+    one = read(json.dumps({"prompt": IDS, "stop": "a"}, indent=indent))
+    assert (one.prompt, one.stop) == (array("I", IDS), "a")
+    several = read(json.dumps({"prompt": [IDS[:60_000], SHORT, IDS[60_000:120_000]]}, indent=indent))
+    assert list(map(list, several.prompt)) == [IDS[:60_000], SHORT, IDS[60_000:120_000]]
+    assert read({"tokens": IDS}, DetokenizeBody).tokens == array("I", IDS)
+    assert read({"prompt": 'a \\" "prompt": [1, 2]'}).prompt == 'a \\" "prompt": [1, 2]'
+    assert read({"prompt": ["1", "2"]}).prompt == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -73,78 +64,85 @@ def test_it_is_what_one_call_would_make_of_it(body: dict[str, Any], indent: str 
     ],
 )
 def test_half_a_surrogate_pair_is_a_character_that_is_unknown(text: str, meant: str) -> None:
-    ids = json.dumps(IDS[:5000])
-    found = plain(parsed(f'{{"prompt": {ids}, "a{text}": ["{text}", "ud83d"]}}'))
-    assert found == {"prompt": IDS[:5000], f"a{meant}": [meant, "ud83d"]}
-    with pytest.raises(ValueError, match="escape"):
-        parsed(f'{{"{text}": "\\ud83"}}')
-
-
-def test_long_lists_of_ids_are_arrays_and_no_others() -> None:
-    found = parsed(json.dumps({"prompt": [IDS[:5000], SHORT], "tokens": IDS[:5000], "stop": IDS[:5000]}))
-    kinds = [type(each) for each in (*found["prompt"], found["tokens"], found["stop"])]
-    assert kinds == [array, list, array, list]
-    inner = {"prompt": IDS[:5000], "tokens": [IDS[:5000]]}
-    in_a_list = ["prompt", IDS[:5000]]
-    for body in ({"messages": [inner]}, {"metadata": inner}, [inner], {"prompt": inner}, in_a_list):
-        assert parsed(json.dumps(body)) == body
-    assert type(parsed(json.dumps({"prompt": IDS[:5]}))["prompt"]) is list
+    found = read(f'{{"a{text}": ["{text}", "ud83d"]}}', Anything)
+    assert found.model_extra == {f"a{meant}": [meant, "ud83d"]}
+    with pytest.raises(InvalidRequest, match="escape"):
+        read(f'{{"{text}": "\\ud83"}}', Anything)
 
 
 @pytest.mark.parametrize("wrong", ["-1", "1.5", "1e3", "null", "true", "[]", "4294967296", "{}"])
-def test_what_is_no_id_stays_as_it_was_or_is_refused_by_its_field(wrong: str) -> None:
-    text = ", ".join(map(str, IDS[:20_000]))
-    for body in (f'{{"prompt": [{text}, {wrong}]}}', f'{{"prompt": [{wrong}, {text}]}}'):
-        assert plain(parsed(body)) == json.loads(body)
-    long = ", ".join(map(str, IDS))
-    with pytest.raises((InvalidRequest, TooLarge)) as refused:
-        parsed(f'{{"tokens": [{long}, {wrong}, {long[:-10]}]}}', 3 * MANY)
-    if wrong not in ("[]", "{}"):
-        assert refused.value.param == "tokens"
+def test_what_is_no_id_is_refused_by_its_field(wrong: str) -> None:
+    text = ", ".join(map(str, IDS))
+    for ids in (f"[{text}, {wrong}]", f"[{wrong}, {text}]"):
+        with pytest.raises(ServiceError) as refused:
+            read(f'{{"prompt": {ids}}}', max_token_ids=2 * MANY)
+        match refused.value:
+            case TooLarge():
+                # the first is a list: then only lists have ids
+                assert (wrong, ids[:3]) == ("[]", "[[]")
+            case error:
+                assert error.param is not None
+                assert error.param.startswith("prompt")
+                assert len(error.message) < 2100
 
 
 @pytest.mark.parametrize("broken", ["1,,2", "1,", ",1", "01", "1 2", "1;2", "1" * 5000, "\\u0031", "", "1]"])
-def test_what_is_no_json_stays_none(broken: str) -> None:
+def test_what_is_no_json_is_refused(broken: str) -> None:
     text = ", ".join(map(str, IDS[:20_000]))
-    for body in (f'{{"prompt": [{text}, {broken}]}}', f'{{"prompt": [{broken},{text}]}}'):
-        with pytest.raises(ValueError, match=r"line|integer string"):
-            json.loads(body)
-        with pytest.raises(ValueError, match="at line 1 column"):
-            parsed(body)
     for body in (
-        f'{{"prompt" [{text}]}}',
+        f'{{"prompt": [{text}, {broken}]}}',
+        f'{{"prompt": [{broken},{text}]}}',
         f'{{"prompt": [{text}]',
-        f'{{prompt": [{text}]}}',
-        f'"prompt": [{text}]',
-        f'{{"stop": "prompt", [{text}]: 5}}',
-        f'{{"prompt": null, [{text}]: 5}}',
-        f'{{"prompt": -[{text}]}}',
     ):
-        with pytest.raises(ValueError, match="at line 1 column"):
-            parsed(body)
+        with pytest.raises(InvalidRequest, match=r"Invalid JSON: .* at line 1 column"):
+            read(body)
+
+
+def test_very_many_long_numbers_are_refused_before_they_are_decoded() -> None:
+    for number in ("1" * 30, "1.2345678901234567e-300"):
+        with pytest.raises(InvalidRequest, match="not all of prompt and tokens are token ids"):
+            read(f'{{"prompt": [{", ".join([number] * 2 * MANY)}]}}', max_token_ids=2 * MANY)
 
 
 def test_only_ids_may_be_more_than_other_values() -> None:
-    for name in ("stop_token_ids", "any name", "messages"):
+    inner = {"prompt": IDS}
+    for body in (
+        {"stop_token_ids": IDS},
+        {"any name": IDS},
+        {"messages": [inner]},
+        {"prompt": inner},
+        [inner],
+    ):
         with pytest.raises(TooLarge, match=f"values beside prompt and tokens: at most {MAX_VALUES}"):
-            parsed(json.dumps({name: [1] * MANY, "prompt": SHORT[:2]}))
+            read(body)
+    with pytest.raises(TooLarge, match="values: at most"):
+        read({"prompt": IDS}, max_token_ids=10)
 
 
-async def turns_during(work: Callable[[], Any]) -> int:
-    """How often an event loop turns while it awaits the work."""
-    task, turns = asyncio.ensure_future(work()), 0
-    while not task.done():
-        turns += 1
-        await asyncio.sleep(0)
-    await task
-    return turns
+async def test_others_have_their_turns_meanwhile() -> None:
+    """A large body is decoded and checked outside of the event loop's thread."""
+    threads: list[int] = []
 
+    class Noting(Body):
+        prompt: str
 
-def test_others_have_their_turns_meanwhile() -> None:
-    raw = json.dumps({"prompt": IDS[:70_000]}).encode()
-    # a longer one is looked through in a thread, beside which the loop turns as it may
-    assert len(raw) < LARGE_BYTES
-    assert asyncio.run(turns_during(lambda: read(raw, MANY))) > 10
+        @field_validator("prompt")
+        @classmethod
+        def note(cls, text: str) -> str:
+            threads.append(threading.get_ident())
+            return text
+
+    limits = BodyLimits(Mock(latest=pb.GetInfoResponse(max_model_len=MANY)), None, HeavyWork(), 2**28, 60.0)
+    for size in (LARGE_BYTES // 2, LARGE_BYTES):
+        raw = json.dumps({"prompt": "x" * size}).encode()
+
+        async def receive(raw: bytes = raw) -> Message:
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        headers = [(b"content-type", b"application/json")]
+        request = BoundedRequest({"type": "http", "headers": headers, "state": {"caller": b"a"}}, receive)
+        assert len((await request.load(Noting, limits)).prompt) == size
+    assert threads[0] == threading.get_ident() != threads[1]
 
 
 def test_a_prompt_of_very_many_ids_comes_to_the_worker_and_back(tmp_path: Path, model_dir: Path) -> None:

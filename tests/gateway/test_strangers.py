@@ -16,14 +16,13 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from gateway_stack import Stack, running_stack
-from starlette.requests import Request
 from starlette.types import Message
 from waiting import PATIENCE, wait_until
 
 from gateway.attention import MAX_KEY_READERS
 from gateway.body_limits import BodyLimits
 from gateway.heavy_work import HeavyWork
-from gateway.rest.body import read_body
+from gateway.rest.bounded import BoundedRequest
 from gateway.rest.schemas import TokenizeBody
 from gateway.tokenizer import Tokenizer
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -97,7 +96,7 @@ async def test_bodies_are_parsed_by_turns_of_their_keys() -> None:
 
         headers = [(b"content-type", b"application/json")]
         scope = {"type": "http", "headers": headers, "state": {"caller": name[:3].encode()}}
-        body = await read_body(Request(scope, receive), TokenizeBody, limits)
+        body = await BoundedRequest(scope, receive).load(TokenizeBody, limits)
         parsed.append(str(body.prompt)[: len(name)])
 
     async with asyncio.TaskGroup() as group:

@@ -11,7 +11,7 @@ PACKAGES = ("carrel", "gateway", "gpu_worker", "kv_store")
 TELLS = {
     "carrel/evaluation/about.py",
     "carrel/process/log_lines.py",
-    "gateway/rest/endpoints.py",
+    "gateway/rest/app.py",
     "gateway/rest/responses/endpoints.py",
     "gateway/plan_runner.py",
     "gpu_worker/store/traces.py",

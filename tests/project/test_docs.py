@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from fastapi.routing import APIRoute, iter_route_contexts
 
 from carrel.commands import COMMANDS, calibrate, chat, deploy, methods, serve
 from carrel.commands import eval as eval_command
@@ -15,7 +16,7 @@ from carrel.process.request_limits import MAX_UINT32, RANGES
 from gateway.config import GatewayConfig
 from gateway.metrics import Metrics
 from gateway.rest.answer import CARREL_FIELDS, TIMING_FIELDS
-from gateway.rest.app import operations_of
+from gateway.rest.app import create_app
 from gateway.rest.errors import TYPES
 from gateway.rest.schemas import (
     CarrelBody,
@@ -56,9 +57,10 @@ def test_the_cli_page_names_every_command() -> None:
 
 def test_the_api_page_names_every_route_field_and_error() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    operations = operations_of(GatewayConfig(model="m", worker="unix:w"), Mock())
-    routes = [operation.path for operation in operations]
-    asked = [operation.body for operation in operations if operation.body is not None]
+    app = create_app(GatewayConfig(model="m", worker="unix:w"), Mock())
+    routes = list(app.openapi()["paths"])
+    contexts = [each for each in iter_route_contexts(app.routes) if isinstance(each.original_route, APIRoute)]
+    asked = [each.body_field.field_info.annotation for each in contexts if each.body_field is not None]
     bodies = (*asked, CarrelBody, StreamOptions, SessionChangedAnswer)
     fields = [*CARREL_FIELDS, *TIMING_FIELDS, *(name for body in bodies for name in body.model_fields)]
     rows = [f"| {status} | `{kind}` |" for status, kind in TYPES.items()]

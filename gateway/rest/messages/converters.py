@@ -5,9 +5,9 @@ from __future__ import annotations
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Tool, ToolChoice, Tools
 from gateway.grammars import json_grammar
-from gateway.rest.drafts import draft_of
 from gateway.rest.messages.schemas import CountBody, MessagesBody, OutputConfig, ToolChoiceBody
 from gateway.rest.messages.turns import read_turns
+from gateway.rest.options import read_options
 from gateway.rest.unsupported import refuse_unsupported
 from gateway.tool_calls.checks import checked
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -30,16 +30,14 @@ def read_prompt(body: CountBody, options: GenerationOptions, request_id: str | N
 
 def read_message_request(body: MessagesBody, request_id: str | None, caller: bytes) -> ChatRequest:
     """Raises InvalidRequest for what this server does not do."""
-    # None leaves a field absent; a top_k of -1 is off, as 0 is
-    sampling = pb.SamplingParams(
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=None if body.top_k is None else max(0, body.top_k),
-    )
-    draft = draft_of(body, caller, body.session_id, sampling, _read_format(body.output_config))
-    options = GenerationOptions(
-        body.model, stop=tuple(body.stop_sequences or ()), timeout_s=body.timeout_seconds, draft=draft
+    options = read_options(
+        body,
+        caller,
+        body.session_id,
+        {},
+        _read_format(body.output_config),
+        stop=tuple(body.stop_sequences or ()),
+        timeout_s=body.timeout_seconds,
     )
     return read_prompt(body, options, request_id)
 

@@ -18,8 +18,9 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
-from gateway.rest.answer import Answer, usage_json
+from gateway.rest.answer import Answer, usage_answer
 from gateway.rest.messages.errors import INTERNAL, message_error
+from gateway.rest.messages.schemas import MessageAnswer
 from gateway.rest.sse import named_frame
 from gateway.tool_calls.arguments import read_arguments
 
@@ -37,7 +38,7 @@ class MessageWriter:
         self._num_blocks = 0
         self._reason: dict[str, Any] = {}
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> MessageAnswer:
         choice = answer.choices[0]
         content: list[dict[str, Any]] = []
         if choice.reasoning:
@@ -49,7 +50,8 @@ class MessageWriter:
             for call in choice.calls
         ]
         usage = _usage(answer.usage) if answer.usage is not None else _prompt_usage(0, 0)
-        return {**self._message(usage), "content": content, **_reason(choice.finish_reason, choice.stop)}
+        reason = _reason(choice.finish_reason, choice.stop)
+        return MessageAnswer(**{**self._message(usage), "content": content, **reason})
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         raise error
@@ -141,7 +143,7 @@ def _prompt_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    ours = usage_json(usage)
-    carrel = {"carrel": ours["carrel"]} if "carrel" in ours else {}
+    ours = usage_answer(usage).carrel
+    carrel = {} if ours is None else {"carrel": ours.model_dump()}
     told = _prompt_usage(usage.prompt_tokens, usage.cached_tokens)
     return {**told, "output_tokens": usage.completion_tokens, **carrel}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, GenerationOptions, Message, Tool, ToolChoice, Tools
+from gateway.exchange import ChatRequest, Message, Tool, ToolChoice, Tools
 from gateway.grammars import ANY_OBJECT, json_grammar
-from gateway.rest.drafts import draft_of
+from gateway.rest.options import read_options
 from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import AllowedFunctions, NamedFunction, ResponsesBody, TextFormat
 from gateway.rest.unsupported import refuse_unsupported
@@ -27,20 +27,17 @@ def read_response_request(
     """before: what was said in the turns that it goes on from. Raises InvalidRequest for what this server does not
     do."""
     _check_fields(body)
-    # None leaves a field absent
-    sampling = pb.SamplingParams(
-        max_tokens=body.max_output_tokens, temperature=body.temperature, top_p=body.top_p
-    )
-    if LOGPROBS in (body.include or ()):
-        sampling.logprobs = body.top_logprobs or 0
-    elif body.top_logprobs:
+    has_logprobs = LOGPROBS in (body.include or ())
+    if body.top_logprobs and not has_logprobs:
         raise InvalidRequest(f"top_logprobs needs {LOGPROBS!r} in include.", "top_logprobs")
-    draft = draft_of(body, caller, session_id, sampling, _read_format(body))
+    logprobs = (body.top_logprobs or 0) if has_logprobs else None
+    sampling = {"max_tokens": body.max_output_tokens, "logprobs": logprobs}
+    grammar = _read_format(body)
+    options = read_options(body, caller, session_id, sampling, grammar, timeout_s=body.timeout_seconds)
     instructions = [] if body.instructions is None else [Message("system", body.instructions)]
     messages = (*instructions, *before, *read_input(body.input))
     if not messages:
         raise InvalidRequest("input is empty: give a text, or at least one message.", "input")
-    options = GenerationOptions(body.model, timeout_s=body.timeout_seconds, draft=draft)
     return ChatRequest(
         messages, options, request_id=request_id, tools=_read_tools(body), tells_reasoning=True
     )

@@ -7,82 +7,78 @@ import time
 import uuid
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
 
-from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.exchange import Message
-from gateway.rest.body import read_asked
-from gateway.rest.documentation import Operation
+from gateway.rest.bounded import AnswerRoute, BoundedRouter
+from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, KeptTurns, RequestId, Service
 from gateway.rest.reply import reply
 from gateway.rest.responses.converters import read_response_request
 from gateway.rest.responses.input import read_input
 from gateway.rest.responses.schemas import ResponseAnswer, ResponseDroppedAnswer, ResponsesBody
 from gateway.rest.responses.writer import ResponseWriter
-from gateway.service import ChatService
-from gateway.turns import Turn, Turns
+from gateway.turns import Turn
 
 ONE = "/v1/responses/{response_id}"
 
 log = logging.getLogger(__name__)
 
+answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses={**ERRORS, **STREAM})
+router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
-class ResponsesEndpoints:
-    """The handlers, as methods over one service, and what they keep."""
 
-    def __init__(self, config: GatewayConfig, service: ChatService) -> None:
-        self._config = config
-        self._service = service
-        self._turns = Turns()
+@answers.post("/v1/responses", response_model=ResponseAnswer)
+async def create_response(
+    request: Request,
+    body: ResponsesBody,
+    caller: Caller,
+    request_id: RequestId,
+    turns: KeptTurns,
+    service: Service,
+) -> Response:
+    """Answer an input, and go on from an earlier response if it names one; with `stream` as server-sent events."""
+    response_id = f"resp_{uuid.uuid4().hex}"
+    with service.metrics.counting_refusals():
+        is_kept = body.store is not False
+        before: tuple[Message, ...] = ()
+        # the turns of a conversation are one session of the KV store
+        session_id = response_id if is_kept else ""
+        if body.previous_response_id is not None:
+            before = turns.messages(caller, body.previous_response_id)
+            session_id = turns.get(caller, body.previous_response_id).session_id
+        generation = service.chat(read_response_request(body, before, session_id, request_id, caller))
 
-    def operations(self) -> tuple[Operation, ...]:
-        return (
-            Operation("POST", "/v1/responses", self.create, ResponsesBody, ResponseAnswer, streams=True),
-            Operation("GET", ONE, self.get, answer=ResponseAnswer),
-            Operation("DELETE", ONE, self.drop, answer=ResponseDroppedAnswer),
-        )
+    def done(response: dict[str, Any], message: Message) -> None:
+        if is_kept:
+            said = (*read_input(body.input), message)
+            answer = bytes(JSONResponse(response).body)
+            turns.add(caller, Turn(response_id, body.previous_response_id, session_id, said, answer))
 
-    async def create(self, request: Request) -> Response:
-        """Answer an input, and go on from an earlier response if it names one; with `stream` as server-sent events."""
-        caller, response_id = request.state.caller, f"resp_{uuid.uuid4().hex}"
-        with self._service.metrics.counting_refusals():
-            body = await read_asked(request, ResponsesBody, self._service.bodies)
-            is_kept = body.store is not False
-            before: tuple[Message, ...] = ()
-            # the turns of a conversation are one session of the KV store
-            session_id = response_id if is_kept else ""
-            if body.previous_response_id is not None:
-                before = self._turns.messages(caller, body.previous_response_id)
-                session_id = self._turns.get(caller, body.previous_response_id).session_id
-            asked = read_response_request(body, before, session_id, request.state.request_id, caller)
-            generation = self._service.chat(asked)
+    writer = ResponseWriter(_head(body, response_id, generation.model), done)
+    return await reply(request, generation, writer, bool(body.stream))
 
-        def done(response: dict[str, Any], message: Message) -> None:
-            if is_kept:
-                said = (*read_input(body.input), message)
-                told = bytes(JSONResponse(response).body)
-                self._turns.add(caller, Turn(response_id, body.previous_response_id, session_id, said, told))
 
-        writer = ResponseWriter(_head(body, response_id, generation.model), done)
-        return await reply(request, generation, writer, bool(body.stream), self._config, self._service.work)
+@router.get(ONE, response_model=ResponseAnswer)
+async def show_response(response_id: str, caller: Caller, turns: KeptTurns) -> Response:
+    """A response that is kept."""
+    return Response(turns.get(caller, response_id).answer, media_type=JSONResponse.media_type)
 
-    async def get(self, request: Request) -> Response:
-        """A response that is kept."""
-        turn = self._turns.get(request.state.caller, request.path_params["response_id"])
-        return Response(turn.answer, media_type=JSONResponse.media_type)
 
-    async def drop(self, request: Request) -> Response:
-        """Forget a response; with the last of a conversation also what the KV store holds of it."""
-        caller, response_id = request.state.caller, request.path_params["response_id"]
-        turn = self._turns.get(caller, response_id)
-        if self._turns.remove(caller, response_id):
-            try:
-                await self._service.sessions.drop(caller, turn.session_id)
-            except ServiceError as error:
-                # not held, or no longer, or the store is away and forgets it in time
-                log.debug("session %s was not dropped: %s", turn.session_id, error)
-        return JSONResponse(ResponseDroppedAnswer(id=response_id).model_dump())
+@router.delete(ONE)
+async def drop_response(
+    response_id: str, caller: Caller, turns: KeptTurns, service: Service
+) -> ResponseDroppedAnswer:
+    """Forget a response; with the last of a conversation also what the KV store holds of it."""
+    turn = turns.get(caller, response_id)
+    if turns.remove(caller, response_id):
+        try:
+            await service.sessions.drop(caller, turn.session_id)
+        except ServiceError as error:
+            # not held, or no longer, or the store is away and forgets it in time
+            log.debug("session %s was not dropped: %s", turn.session_id, error)
+    return ResponseDroppedAnswer(id=response_id)
 
 
 def _head(body: ResponsesBody, response_id: str, model: str) -> dict[str, Any]:

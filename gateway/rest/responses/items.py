@@ -35,7 +35,7 @@ class MessageItem:
 
     def add(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> Event:
         """The event of this piece."""
-        told: list[dict[str, Any]] = chat_logprobs([*logprobs])["content"]
+        told = [each.model_dump() for each in chat_logprobs([*logprobs]).content]
         self._pieces.append(text)
         self._logprobs += told
         return self._event("output_text.delta", delta=text, logprobs=told)

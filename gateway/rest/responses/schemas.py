@@ -87,7 +87,6 @@ class ResponsesBody(AnswerBody):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = None
     input: str | Annotated[list[InputItem], Field(fail_fast=True)]
     instructions: Annotated[
         str | None, Field(description="before the conversation, of this request only")

@@ -20,9 +20,10 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
-from gateway.rest.answer import Answer, usage_json
+from gateway.rest.answer import Answer, usage_answer
 from gateway.rest.errors import error_body, internal_error_body
 from gateway.rest.responses.items import CallItem, Item, MessageItem, ReasoningItem
+from gateway.rest.responses.schemas import ResponseAnswer
 from gateway.rest.sse import named_frame
 
 
@@ -46,7 +47,7 @@ class ResponseWriter:
         self._thoughts: list[str] = []
         self._calls: list[CallItem] = []
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> ResponseAnswer:
         choice = answer.choices[0]
         if choice.reasoning:
             self._events(ReasoningDelta(0, "".join(choice.reasoning)))
@@ -55,7 +56,7 @@ class ResponseWriter:
         for place, call in enumerate(choice.calls):
             self._events(ToolCallDelta(0, place, call.id, call.name, call.arguments))
         self._events(ChoiceFinished(0, choice.finish_reason or "length"))
-        return self._finish(answer.usage)
+        return ResponseAnswer(**self._finish(answer.usage))
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         raise error
@@ -64,9 +65,10 @@ class ResponseWriter:
         return b"".join(map(self._frame, self._events(event)))
 
     def failed(self, error: ServiceError | None) -> bytes:
-        told = (internal_error_body() if error is None else error_body(error))["error"]
-        code, message, param = str(told["code"]), told["message"], told["param"]
-        return self._frame({"type": "error", "code": code, "message": message, "param": param})
+        told = (internal_error_body() if error is None else error_body(error)).error
+        return self._frame(
+            {"type": "error", "code": str(told.code), "message": told.message, "param": told.param}
+        )
 
     def _frame(self, event: dict[str, Any]) -> bytes:
         return named_frame({**event, "sequence_number": next(self._numbers)})
@@ -159,8 +161,8 @@ class ResponseWriter:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    ours = usage_json(usage)
-    carrel = {"carrel": ours["carrel"]} if "carrel" in ours else {}
+    ours = usage_answer(usage).carrel
+    carrel = {} if ours is None else {"carrel": ours.model_dump()}
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},

@@ -1,7 +1,10 @@
-"""What every body asks of the worker alike."""
+"""Options of a request, read from the bodies of all APIs alike."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from gateway.exchange import GenerationOptions
 from gateway.rest.schemas import WorkBody
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -9,19 +12,28 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 MAX_BUDGET_TOKENS = 2**53
 # of a policy's options, as the command line has them
 WORDS = {"True": "on", "False": "off"}
+# the worker's fields, which a body has by the same names
+SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
 
 
-def draft_of(
+def read_options(
     body: WorkBody,
     caller: bytes,
     session_id: str | None,
-    sampling: pb.SamplingParams,
+    sampling: dict[str, Any],
     grammar: pb.Grammar | None = None,
-) -> pb.GenerateRequest:
-    """The worker's request, but for its id and its tokens. caller: whose prefixes it shares. grammar: what the answer
-    must be; None: anything."""
+    **others: Any,
+) -> GenerationOptions:
+    """The options of a body.
+
+    caller: whose prefixes it shares.
+    sampling: the worker's fields that a body has by other names, or otherwise; None leaves one absent.
+    grammar: what the answer must be; None: anything.
+    others: of `GenerationOptions`.
+    """
+    named = SAMPLING_FIELDS & type(body).model_fields.keys()
     draft = pb.GenerateRequest(
-        sampling=sampling,
+        sampling=_read_sampling({**body.model_dump(include=named), **sampling}),
         session_id=session_id or "",
         prefix_salt=caller,
         cache_salt=body.cache_salt or "",
@@ -36,7 +48,16 @@ def draft_of(
         draft.policy_options.update(
             {name: WORDS.get(str(value), str(value)) for name, value in (ours.options or {}).items()}
         )
-    return draft
+    return GenerationOptions(body.model, draft=draft, **others)
+
+
+def _read_sampling(values: dict[str, Any]) -> pb.SamplingParams:
+    if (top_k := values.get("top_k")) is not None:
+        # -1 is off, as 0 is
+        values["top_k"] = max(top_k, 0)
+    if (seed := values.get("seed")) is not None:
+        values["seed"] = seed % 2**63
+    return pb.SamplingParams(**values)
 
 
 def _read_budget(budget: float) -> pb.Budget:

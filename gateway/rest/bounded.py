@@ -1,0 +1,163 @@
+"""Requests with bounded bodies, and the routes that read them: within a limit and a time, in turns of the callers.
+
+FastAPI alone would read a body of any size and decode and check it in the event loop, with one error for each wrong
+value. Here a body is a checked record before FastAPI asks for it; FastAPI hands it to the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from codecs import BOM_UTF8
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+
+from carrel.process.request_context import rename_request
+from gateway.body_limits import BodyLimit, BodyLimits
+from gateway.errors import InvalidRequest, SlowBody
+from gateway.json_limits import check_json, check_others
+from gateway.json_text import read_json
+from gateway.rest.invalid import invalid_body
+from gateway.service import ChatService
+
+# a larger body is decoded and checked in a thread
+LARGE_BYTES = 2**20
+MAX_ENCODING_CHARS = 40
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class BoundedRequest(Request):
+    """A request whose JSON body was loaded: FastAPI gets the record, which it need not check again."""
+
+    _record: BaseModel
+
+    async def load(self, kind: type[M], limits: BodyLimits) -> M:
+        """Read, decode and check the body. Raises TooLarge or WorkerUnavailable before decoding, SlowBody, and
+        InvalidRequest."""
+        self._check_headers()
+        limit = await limits.now()
+        async with limits.room.taken(self._owner(), self._max_bytes(limit)):
+            raw = await self._read(limit, limits.timeout_s)
+            caller = self.state.caller
+            if len(raw) > LARGE_BYTES:
+                record = await limits.work.run(caller, len(raw), read_record, raw, kind, limit.max_token_ids)
+            else:
+                async with limits.turns.turn(caller, len(raw)):
+                    try:
+                        record = read_record(raw, kind, limit.max_token_ids)
+                    finally:
+                        # what becomes of it, and the next body, have turns of their own
+                        await asyncio.sleep(0)
+        self._record = record
+        return record
+
+    async def body(self) -> bytes:
+        """Nothing of what was read, which is not kept; FastAPI asks whether there is any."""
+        return b"loaded"
+
+    async def json(self) -> Any:
+        """The record."""
+        return self._record
+
+    def _check_headers(self) -> None:
+        content_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            # a form could be sent by any web page
+            raise InvalidRequest("Send the body as JSON with 'Content-Type: application/json'.")
+        encoding = self.headers.get("content-encoding", "").strip()
+        if encoding.lower() not in ("", "identity"):
+            raise InvalidRequest(
+                f"A body with 'Content-Encoding: {encoding[:MAX_ENCODING_CHARS]}' is not unpacked: send it as it is."
+            )
+
+    def _owner(self) -> bytes:
+        """The caller, or the client's address where the API is open."""
+        caller: bytes = self.state.caller
+        return caller or (self.client.host.encode() if self.client else b"")
+
+    def _max_bytes(self, limit: BodyLimit) -> int:
+        """The declared length; of a body in chunks the most that is read. Raises what `excess` is."""
+        length = self.headers.get("content-length", "")
+        if not length.isascii() or not length.isdigit():
+            return limit.max_bytes
+        if len(length) > 18 or int(length) > limit.max_bytes:
+            raise limit.excess()
+        return int(length)
+
+    async def _read(self, limit: BodyLimit, timeout_s: float) -> bytes:
+        raw = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for chunk in self.stream():
+                    raw += chunk
+                    if len(raw) > limit.max_bytes:
+                        raise limit.excess()
+        except TimeoutError as exc:
+            raise SlowBody(timeout_s) from exc
+        # some editors and shells write it first in a file
+        return bytes(raw.removeprefix(BOM_UTF8))
+
+
+class BoundedRoute(APIRoute):
+    """A route whose body is loaded within the service's limits."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, on a loaded request where the route has a body."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        kind: Any = self.body_field.field_info.annotation
+
+        async def bounded(request: Request) -> Response:
+            loaded = BoundedRequest(request.scope, request.receive)
+            await self.load(loaded, kind, request.app.state.service)
+            return await handle(loaded)
+
+        return bounded
+
+    async def load(self, request: BoundedRequest, kind: type[Any], service: ChatService) -> None:
+        """Load the body. Raises ServiceErrors."""
+        await request.load(kind, service.bodies)
+
+
+class AnswerRoute(BoundedRoute):
+    """A route that asks for an answer. Refused bodies are counted; the answer, and what is logged, have the request id
+    of the body, unless a header had one."""
+
+    async def load(self, request: BoundedRequest, kind: type[Any], service: ChatService) -> None:
+        """Load the body, which is an `AnswerBody`. Raises ServiceErrors."""
+        with service.metrics.counting_refusals():
+            body = await request.load(kind, service.bodies)
+        state = request.state
+        if body.request_id is not None and request.headers.get("x-request-id") != state.request_id:
+            state.request_id = body.request_id
+            rename_request(body.request_id)
+
+
+class BoundedRouter(APIRouter):
+    """A router of bounded routes."""
+
+    def __init__(self, route_class: type[BoundedRoute] = BoundedRoute, **options: Any) -> None:
+        super().__init__(route_class=route_class, **options)
+
+    def get(self, path: str, **options: Any) -> Any:
+        """As FastAPI's `get`, with HEAD, which is not in the document."""
+        get, head = super().get(path, **options), super().head(path, **options | {"include_in_schema": False})
+        return lambda endpoint: get(head(endpoint))
+
+
+def read_record(raw: bytes, kind: type[M], max_token_ids: int) -> M:
+    """The record of a body. Raises TooLarge and InvalidRequest."""
+    num_values = check_json(raw, max_token_ids)
+    try:
+        decoded = read_json(raw)
+        check_others(num_values, decoded)
+        return kind.model_validate(decoded)
+    except ValidationError as exc:
+        raise invalid_body(exc) from exc
+    except ValueError as exc:
+        raise InvalidRequest(f"Invalid JSON: {exc}") from exc
