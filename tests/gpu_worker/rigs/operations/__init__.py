@@ -1,0 +1,11 @@
+"""The table of the kernels that `kernel_contract` checks, by what they do."""
+
+from __future__ import annotations
+
+from operations import activations, bits, clusters, groups, pages, products, weights
+
+OPERATIONS = tuple(
+    operation
+    for part in (activations, bits, clusters, groups, pages, products, weights)
+    for operation in part.OPERATIONS
+)
