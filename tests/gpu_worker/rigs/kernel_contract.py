@@ -44,9 +44,14 @@ def case(
     draw: Callable[..., Arguments], *values: Any, settings: Mapping[str, Any] | None = None, **options: Any
 ) -> Case:
     """Draw with these arguments; they are the case's label too."""
-    words = [*map(str, values), *(f"{name}={value}" for name, value in options.items()), *(settings or {})]
-    label = " ".join(words).replace("torch.", "").replace("::", ":")
-    return Case(lambda: draw(*values, **options), label or "plain", settings or {})
+    words = [
+        draw.__name__.replace("_", " ") if not values else "",
+        *map(str, values),
+        *(f"{name}={value}" for name, value in options.items()),
+        *(settings or {}),
+    ]
+    label = " ".join(filter(None, words)).replace("torch.", "").replace("::", ":")
+    return Case(lambda: draw(*values, **options), label, settings or {})
 
 
 def split(processors: int) -> dict[str, Any]:
