@@ -144,6 +144,9 @@ def placed(tensor: Tensor, strided: int, device: torch.device, turned: bool) -> 
     if strided >= tensor.dim() > 1 and turned:
         view, memory = placed(tensor.permute(*range(tensor.dim())[::-1]), strided, device, False)
         return view.permute(*range(tensor.dim())[::-1]), memory
+    if not tensor.numel():
+        # Memory of no size lies nowhere.
+        return (empty := torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)), empty
     if strided and tensor.dim() == 1:
         view, memory = placed(tensor[:, None], 1, device, False)
         return view[:, 0], memory
@@ -200,6 +203,11 @@ class Placed:
                 )
                 before.copy_(view)
             assert same(memory, self._before[name]), f"{name} was written"
+
+
+def on_device(arguments: Arguments, device: torch.device) -> Arguments:
+    """The same arguments, for a call outside of the table."""
+    return {name: each.to(device) if isinstance(each, Tensor) else each for name, each in arguments.items()}
 
 
 def same(one: Tensor, other: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_contract import on_device
 from operations.products import coded_keys
 
 from gpu_worker.policies.pqcache.pq_score import reference
@@ -13,10 +14,7 @@ kernel = pytest.importorskip("gpu_worker.policies.pqcache.pq_score.kernel")
 
 def test_scores_far_apart_neither_overflow_nor_vanish(device: torch.device) -> None:
     """Of large products rounding is too much to compare them with exact ones: kernel and reference are alike."""
-    arguments = coded_keys(4, 300, ((1, 290),), scale=40.0)
-    arguments = {
-        name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in arguments.items()
-    }
+    arguments = on_device(coded_keys(4, 300, ((1, 290),), scale=40.0), device)
     query, books, codes = (arguments[name] for name in ("query", "codebooks", "codes"))
 
     def check_alike() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_contract import on_device
 from operations.selection import pairs
 
 kernel = pytest.importorskip("gpu_worker.policies.pqcache.pq_select.kernel")
@@ -23,8 +24,7 @@ def test_a_bound_of_the_largest_score_would_make_every_weight_vanish(
     arguments["codes"][:] = codes.to(torch.uint8)
     arguments["pair_counts"][:] = 0
     arguments["pair_counts"][..., codes[:, 0] * 65] = 1
-    tensors = {name: each.to(device) for name, each in arguments.items() if isinstance(each, torch.Tensor)}
-    assert kernel.pq_select(**(arguments | tensors))[0].tolist() == [[2, 3]] * 2
+    assert kernel.pq_select(**on_device(arguments, device))[0].tolist() == [[2, 3]] * 2
 
 
 def test_many_candidates_and_pairs_take_two_words() -> None:
