@@ -131,6 +131,44 @@ def kept(logits: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
     return logits
 
 
+def projected(
+    heads: tuple[int, int, int, int], interleaved: bool, has_norms: bool, dtype: torch.dtype = bfloat16,
+    num_tokens: int = 5,
+) -> Arguments:  # fmt: skip
+    """heads: queries, keys, elements of each, and those that are turned. The table is NaN where no position is."""
+    num_heads, num_kv_heads, head_dim, rotary_dim = heads
+    generator = torch.Generator().manual_seed(num_tokens)
+    positions = torch.randint(0, 60, (num_tokens,), generator=generator)
+    positions[:1] = 59
+    table = torch.full((60, 2, rotary_dim), math.nan)
+    table[positions] = torch.randn(num_tokens, 2, rotary_dim, generator=generator)
+    weights = (1 + 0.3 * torch.randn(2, head_dim, generator=generator)).to(dtype)
+    return {
+        "qkv": 3
+        * torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator).to(dtype),
+        **{"table": table.to(dtype), "positions": positions},
+        **{"num_heads": num_heads, "num_kv_heads": num_kv_heads, "interleaved": interleaved},
+        **{
+            "q_norm": weights[0] if has_norms else None,
+            "k_norm": weights[1] if has_norms else None,
+            "eps": 1e-4,
+        },
+    }
+
+
+def one_rounding(interleaved: bool) -> Arguments:
+    """1.5 * (1 + 2^-8) - 1.5 is lost if the product is rounded to bf16 before the sum."""
+    qkv = torch.tensor([[1.5, 1.5, 0, 0, 0, 0]], dtype=bfloat16)
+    table = torch.tensor([[[1 + 2**-7, 1.0], [-1.0, 1.0]]], dtype=bfloat16)
+    heads = {"num_heads": 1, "num_kv_heads": 1, "interleaved": interleaved}
+    return {"qkv": qkv, "table": table, "positions": torch.zeros(1, dtype=torch.int64), **heads}
+
+
+HEADS = (
+    ((32, 8, 128, 128), False), ((3, 3, 96, 96), False), ((14, 2, 64, 64), False), ((16, 1, 128, 64), False),
+    ((4, 1, 20, 20), False), ((6, 2, 64, 64), True), ((14, 2, 64, 32), True), ((3, 1, 96, 48), True),
+    ((4, 1, 12, 6), True),
+)  # fmt: skip
 TYPES = (float32, float16, bfloat16)
 NORMED_ROWS = ((1, 1, float32), (2, 64, float16), (5, 65, bfloat16), (2, 2560, bfloat16), (5, 65, float32))
 OPERATIONS = (
@@ -169,6 +207,23 @@ OPERATIONS = (
         lanes=("hidden", "added"),
         captured=True,
         cases=tuple(case(without_weight, *size) for size in NORMED_ROWS),
+    ),
+    Operation(
+        package="gpu_worker.kernels.rope",
+        function="rope",
+        rounds_once=True,
+        strides={"qkv": 1, "positions": 1},
+        lanes=("qkv", "positions"),
+        captured=True,
+        cases=(
+            *(case(projected, *heads, has_norms) for heads in HEADS for has_norms in (False, True)),
+            *(
+                case(projected, *HEADS[place], True, kind, num_tokens)
+                for place, num_tokens in ((2, 33), (1, 1), (6, 1))
+                for kind in (float32, float16)
+            ),
+            *(case(one_rounding, interleaved) for interleaved in (False, True)),
+        ),
     ),
     Operation(
         package="gpu_worker.kernels.join_pieces",

@@ -21,11 +21,6 @@ def large_and_small_votes() -> Arguments:
     return {"votes": given, "labels": torch.tensor([[0, 1, 1, 0, 2, 2]]), "num_groups": 4}
 
 
-def means(votes: Tensor, labels: Tensor, num_groups: int) -> Tensor:
-    is_alike = (labels[:, :, None] == labels[:, None]).double()
-    return (is_alike @ votes.double()[..., None])[..., 0] / is_alike.sum(2)
-
-
 def drawn(num_heads: int, num_rows: int, width: int, dtype: torch.dtype = float32) -> Tensor:
     generator = torch.Generator().manual_seed(num_rows + width)
     return torch.randn(num_heads, num_rows, width, generator=generator).to(dtype)
@@ -41,14 +36,6 @@ def hashed(
 ) -> Arguments:
     keys = factor * drawn(num_heads, num_rows, width, dtype)
     return {"keys": keys, "features": RandomFeatures.draw(keys, num_buckets, 1.0, num_rows)}
-
-
-def sums_of_buckets(keys: Tensor, features: RandomFeatures) -> Tensor:
-    expected = torch.zeros(keys.shape[0], features.num_buckets, keys.shape[2], dtype=torch.float64)
-    for head, buckets in enumerate(features.buckets(keys.float()).tolist()):
-        for token, bucket in enumerate(buckets):
-            expected[head, bucket] += keys[head, token]
-    return expected
 
 
 def themes(
@@ -69,29 +56,6 @@ def with_members(*size: int, dtype: torch.dtype = float32, members: bool = True)
     return arguments | {"is_member": is_member if members else None}
 
 
-def chunks_of(keys: Tensor, num_chunks: int) -> tuple[Tensor, ...]:
-    """The last takes the rest."""
-    length = keys.shape[1] // num_chunks
-    return keys.double().split(
-        [length] * (num_chunks - 1) + [keys.shape[1] - length * (num_chunks - 1)], dim=1
-    )
-
-
-def turns(keys: Tensor, num_chunks: int) -> Tensor:
-    """One less the cosine with the chunk's mean, over the chunk's spread; 0 of a chunk of one key."""
-    found = []
-    for chunk in chunks_of(keys, num_chunks):
-        turned = 1 - torch.cosine_similarity(chunk, chunk.mean(1, keepdim=True), dim=-1)
-        spread = chunk.std(1, unbiased=False).norm(dim=-1).clamp(min=1e-6)
-        found.append(turned / spread[:, None] if chunk.shape[1] > 1 else torch.zeros_like(turned))
-    return torch.cat(found, dim=1)
-
-
-def sums_of_chunks(keys: Tensor, num_chunks: int, is_member: Tensor | None) -> Tensor:
-    kept = keys.double() if is_member is None else keys.double() * is_member[..., None]
-    return torch.stack([chunk.sum(1) for chunk in chunks_of(kept, num_chunks)], dim=1)
-
-
 CHUNKS = (
     (3, 131, 16, 66),
     (3, 1, 16, 1),
@@ -110,7 +74,6 @@ OPERATIONS = (
     Operation(
         package="gpu_worker.policies.protokv.group_means",
         function="group_means",
-        exact=means,
         atol=1e-12,
         rtol=1e-5,
         strides={"votes": 1, "labels": 1},
@@ -127,7 +90,6 @@ OPERATIONS = (
     Operation(
         package="gpu_worker.policies.protokv.hash_buckets",
         function="bucket_sums",
-        exact=sums_of_buckets,
         atol=1e-4,
         rtol=1e-5,
         strides={"keys": 2, "features.weights": 3, "features.phases": 3},
@@ -146,7 +108,6 @@ OPERATIONS = (
     Operation(
         package="gpu_worker.policies.protokv.chunks",
         function="irregularity",
-        exact=turns,
         atol=1e-5,
         rtol=1e-4,
         strides={"keys": 2},
@@ -160,7 +121,6 @@ OPERATIONS = (
     Operation(
         package="gpu_worker.policies.protokv.chunks",
         function="chunk_sums",
-        exact=sums_of_chunks,
         atol=1e-3,
         rtol=1e-5,
         strides={"keys": 2, "is_member": 2},

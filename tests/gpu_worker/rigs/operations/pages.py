@@ -33,20 +33,6 @@ def pages(
     return {"query": query, **extremes, **where, "num_pages": bound or num_pages}
 
 
-def bounds(
-    query: Tensor, key_min: Tensor, key_max: Tensor, seats: Tensor, begin: Tensor, end: Tensor, num_pages: int
-) -> Tensor:
-    """The larger product of every channel and head of a group, summed."""
-    expected = torch.full((len(seats), 3, num_pages), -torch.inf, dtype=torch.float64)
-    for row, (seat, first, last) in enumerate(torch.stack([seats, begin, end], dim=1).tolist()):
-        last = min(last, num_pages)
-        for head, heads in enumerate(query[row].double().chunk(3)):
-            least, most = (each[seat, head, first:last].double() for each in (key_min, key_max))
-            products = torch.maximum(heads[:, None] * least, heads[:, None] * most)
-            expected[row, head, first:last] = products.sum(dim=(0, 2))
-    return expected
-
-
 def clusters(
     group: int,
     num_positions: int,
@@ -111,7 +97,6 @@ OPERATIONS = (
     Operation(
         package="gpu_worker.policies.quest.page_bound",
         function="page_bound",
-        exact=bounds,
         atol=1e-4,
         rtol=1e-5,
         strides={"query": 3, "key_min": 4, "key_max": 3},

@@ -98,22 +98,6 @@ def queries_anywhere(group: int, width: int, num_tokens: int, order: str) -> Arg
     return arguments | {"queries": queries, "positions": positions, "shares": shares}
 
 
-def observed(
-    queries: Tensor, keys: Tensor, positions: Tensor | None, shares: Tensor | None, scale: float
-) -> Tensor:
-    """Each query's softmax over the tokens up to its own, times its share."""
-    num_heads, width, _ = queries.shape
-    group, num_tokens = num_heads // keys.shape[0], keys.shape[1]
-    expected = torch.zeros(keys.shape[0], num_tokens, dtype=torch.float64)
-    for head, query in torch.cartesian_prod(torch.arange(num_heads), torch.arange(width)).tolist():
-        last = num_tokens - width + query if positions is None else int(positions[head, query])
-        if last >= 0:
-            seen = keys[head // group, : last + 1].double() @ queries[head, query].double() * scale
-            share = 1 / group if shares is None else float(shares[head, query])
-            expected[head // group, : last + 1] += share * seen.softmax(0)
-    return expected
-
-
 def met_in_parts() -> dict[str, object]:
     """Settings by which many tiles of queries are looked at some at a time."""
     from gpu_worker.kernels.observed_weight import kernel
@@ -147,7 +131,6 @@ OPERATIONS = (
     Operation(
         package="gpu_worker.kernels.observed_weight",
         function="observed_weight",
-        exact=observed,
         atol=2e-6,
         rtol=2e-4,
         strides={"queries": 2, "keys": 2, "positions": 2, "shares": 2},
