@@ -217,6 +217,28 @@ def test_random_steps_leave_the_state_of_the_plain_clock(
             assert int(state.hand[seat, head]) == model.hand
 
 
+def filled(num_filled: int, hand: int) -> Residency:
+    """One head whose slot i holds position 100 + i; the bits of 10 to 39 are set."""
+    state = state_of(1, 1, 300, 75)
+    bits = torch.zeros(num_filled)
+    bits[10:40] = 1
+    fill(state, 0, 0, torch.arange(100, 100 + num_filled), bits, hand)
+    return state
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_protected_positions_stay_to_the_last_one(device: torch.device) -> None:
+    theirs = filled(60, 45)
+    mine = copy_of(theirs, device)
+    # As many as may go: all but 100 to 102 and 145 to 159. And then two for which nothing is left.
+    for required in (torch.arange(42), torch.tensor([80, *range(42), 81])):
+        run(mine, theirs, [0], [60], required[None, None], [103], [145])
+        held = theirs.token_of[0, LAYER, 0, :60]
+        assert held[:3].tolist() == [100, 101, 102]
+        assert held[45:].tolist() == list(range(145, 160))
+        assert sorted(held[3:45].tolist()) == list(range(42))
+
+
 def test_at_full_tiles_with_protected_and_mixed_bits(device: torch.device) -> None:
     source = torch.Generator().manual_seed(3)
     capacities, num_positions = [2 * kernel.TILE + 77, kernel.TILE], 3 * kernel.TILE
