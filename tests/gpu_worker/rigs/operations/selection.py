@@ -103,6 +103,34 @@ def raised(
     return named(name, draw)
 
 
+def columns(num_values: int, num_columns: int) -> Callable[..., Tensor]:
+    """Fewer columns than asked for hold all good scores, so that what is listed outgrows a tile."""
+
+    def draw(generator: torch.Generator) -> Tensor:
+        scores = torch.randint(0, num_values, (1, 2, 6 * TILE), generator=generator).float()
+        return scores + 1e6 * (
+            torch.arange(6 * TILE) % TILE < torch.tensor([[num_columns], [num_columns // 2]])
+        )
+
+    return named(f"columns {num_values} {num_columns}", draw)
+
+
+def columns_of_the_list(generator: torch.Generator) -> Tensor:
+    """900 good columns: of what is listed, the best lie in 400 of its own columns."""
+    scores = torch.rand(1, 1, 14 * TILE, generator=generator)
+    good = (torch.arange(14 * TILE) % TILE < 900).nonzero()[:, 0]
+    scores[0, 0, good] += 10
+    scores[0, 0, good[torch.arange(len(good)) % TILE < 400]] += 10
+    return scores
+
+
+def chunks_of_tiles(generator: torch.Generator) -> Tensor:
+    scores = torch.randn(1, 3, 4 * TILE + 300, generator=generator)
+    scores[0, 1] = scores[0, 1].mul_(4).round()
+    scores[0, 2, 2000:2900] += 50
+    return scores
+
+
 def extremes(num: int) -> Callable[[torch.Generator], Tensor]:
     limits = torch.finfo(float32)
     values = (
@@ -261,19 +289,10 @@ OPERATIONS = (
             case(scores_to_take, of(50), (3, 1, 2), 70),
             *(
                 case(scores_to_take, of(*size), counts)
-                for size, counts in (((9000, 1), (4096,)), ((4200, 2), (5000, 4199)))
+                for size, counts in (((9000, 1), (4096,)), ((9000, 1), (1025,)), ((4200, 2), (5000, 4199)))
             ),
-            # Fewer columns than asked for hold all good scores, so that what is listed outgrows a tile.
-            case(scores_to_take, raised("columns", 6 * TILE, lambda n: n % TILE < 700, 1e6), (1000,)),
-            case(
-                scores_to_take,
-                raised(
-                    "columns of the list",
-                    14 * TILE,
-                    lambda n: (n % TILE < 900).int() + (n.fmod(TILE) < 400).int(),
-                ),
-                (1000,),
-            ),
+            *(case(scores_to_take, columns(*size), (1000,)) for size in ((3, 1200), (100_000, 700))),
+            case(scores_to_take, named("columns of the list", columns_of_the_list), (1000,)),
             case(
                 scores_to_take,
                 raised("one place", 5 * TILE, lambda n: (n > 3 * TILE - 100) & (n < 3 * TILE + 900)),
@@ -284,7 +303,7 @@ OPERATIONS = (
             # As many rows have chunks of several tiles.
             case(
                 scores_to_take,
-                raised("chunks of tiles", 4 * TILE + 300, lambda n: (n > 2000) & (n < 2900)),
+                named("chunks of tiles", chunks_of_tiles),
                 (700,),
                 settings={"_chunk_tiles": lambda rows, num_tiles: 2},
             ),
