@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -16,18 +17,35 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     hasten()
 
 
+# Elements around fresh memory, as many as a vector has and a multiple of any.
+GUARD = 64
+
+
 @pytest.fixture
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody has written yet holds NaN, or a number out of any range, that would be seen."""
-    empty = torch.empty
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fresh memory, and what lies around it, holds NaN or a number out of any range: reads of it are seen, and at the
+    end of the test so are writes around it."""
+    empty, guarded = torch.empty, []
 
     def poisoned(*shape: object, **options: object) -> Tensor:
         made = empty(*shape, **options)  # type: ignore[call-overload]
         if made.is_floating_point():
-            return made.fill_(math.nan)
-        return made.fill_(True if made.dtype is torch.bool else min(0x7ABCDEF, torch.iinfo(made.dtype).max))
+            poison = math.nan
+        else:
+            poison = True if made.dtype is torch.bool else min(0x7ABCDEF, torch.iinfo(made.dtype).max)
+        if not made.numel():
+            return made
+        memory = empty(made.numel() + 2 * GUARD, dtype=made.dtype, device=made.device).fill_(poison)
+        guarded.append((memory, poison))
+        return memory[GUARD:-GUARD].view(made.shape)
 
     monkeypatch.setattr(torch, "empty", poisoned)
+    yield
+    for memory, poison in guarded:
+        around = torch.cat([memory[:GUARD], memory[-GUARD:]])
+        assert (around.isnan() if poison != poison else around == poison).all(), (
+            "memory around an output was written"
+        )
 
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])

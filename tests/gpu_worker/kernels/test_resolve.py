@@ -217,48 +217,6 @@ def test_random_steps_leave_the_state_of_the_plain_clock(
             assert int(state.hand[seat, head]) == model.hand
 
 
-def test_seats_that_are_not_asked_for_stay_as_they_are(device: torch.device) -> None:
-    theirs = state_of(3, 2, 90, 40)
-    mine, untouched = copy_of(theirs, device), copy_of(theirs, torch.device("cpu"))
-    # Rows of padding may share a seat, with each other and with a row that asks.
-    required = torch.arange(6).expand(4, 2, 6).clone()
-    required[[0, 2, 3]] = -1
-    run(mine, theirs, [2, 1, 1, 2], [10, 10, 3], required, [0] * 4, [90, 90, 0, 0])
-    assert theirs.filled[1, LAYER].tolist() == [6, 6]
-    assert theirs.slot_of[1, LAYER, :, :6].tolist() == [list(range(6))] * 2
-    for name in NAMES:
-        assert torch.equal(getattr(theirs, name)[[0, 2]], getattr(untouched, name)[[0, 2]])
-
-
-def test_a_token_just_used_outlives_those_that_were_not(device: torch.device) -> None:
-    theirs = state_of(1, 2, 90, 40)
-    mine = copy_of(theirs, device)
-
-    def use(*tokens: int) -> list[bool]:
-        required = torch.tensor(tokens).expand(1, 2, len(tokens))
-        return run(mine, theirs, [0], [4], required, [0], [90])[1][0, 0].tolist()
-
-    assert use(10, 11, 12, 13) == [True] * 4
-    # All bits are set: the hand goes round in vain and clears them.
-    assert use(14) == [True]
-    assert use(12) == [False]
-    assert use(15) == [True]
-    assert use(12) == [False]
-    assert use(14) == [False]
-
-
-def test_without_room_a_miss_keeps_no_slot(device: torch.device) -> None:
-    theirs = state_of(1, 2, 90, 40)
-    mine = copy_of(theirs, device)
-    run(mine, theirs, [0], [4], torch.arange(4).expand(1, 2, 4), [0], [90])
-    # 0 is a sink, 3 is in the window and 2 is required.
-    required = torch.tensor([20, 2, 21, 22]).expand(1, 2, 4)
-    slots, missed = run(mine, theirs, [0], [4], required, [1], [3])
-    assert slots[0].tolist() == [[1, 2, -1, -1]] * 2
-    assert missed[0].tolist() == [[True, False, True, True]] * 2
-    assert theirs.token_of[0, LAYER, :, :4].tolist() == [[0, 20, 2, 3]] * 2
-
-
 def filled(num_filled: int, hand: int) -> Residency:
     """One head whose slot i holds position 100 + i; the bits of 10 to 39 are set."""
     state = state_of(1, 1, 300, 75)
@@ -266,31 +224,6 @@ def filled(num_filled: int, hand: int) -> Residency:
     bits[10:40] = 1
     fill(state, 0, 0, torch.arange(100, 100 + num_filled), bits, hand)
     return state
-
-
-@pytest.mark.parametrize(
-    ("num_filled", "hand", "expected", "new_hand"),
-    [
-        (67, 50, {1: 67, 2: 68, 3: 69, 4: 51, 6: 52}, 53),
-        # No slot of the first tile is clear.
-        (68, 12, {1: 68, 2: 69, 3: 40, 4: 41, 6: 42}, 43),
-        (70, 69, {1: 69, 2: 0, 3: 1, 4: 2, 6: 3}, 4),
-        # Free slots are enough, and the hand stays.
-        (65, 33, {1: 65, 2: 66, 3: 67, 4: 68, 6: 69}, 33),
-        # The hand stands among the free slots.
-        (68, 68, {1: 68, 2: 69, 3: 0, 4: 1, 6: 2}, 3),
-    ],
-)
-@pytest.mark.usefixtures("small_tiles")
-def test_free_slots_come_first(
-    device: torch.device, num_filled: int, hand: int, expected: dict[int, int], new_hand: int
-) -> None:
-    theirs = filled(num_filled, hand)
-    mine = copy_of(theirs, device)
-    run(mine, theirs, [0], [70], torch.tensor([[[1, -1, 2, 150, 3, 4, 6]]]), [0], [300])
-    assert {token: int(theirs.slot_of[0, LAYER, 0, token]) for token in expected} == expected
-    assert int(theirs.hand[0, LAYER, 0]) == new_hand
-    assert int(theirs.filled[0, LAYER, 0]) == 70
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -304,16 +237,6 @@ def test_protected_positions_stay_to_the_last_one(device: torch.device) -> None:
         assert held[:3].tolist() == [100, 101, 102]
         assert held[45:].tolist() == list(range(145, 160))
         assert sorted(held[3:45].tolist()) == list(range(42))
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_hits_before_the_first_misses_are_not_evicted(device: torch.device) -> None:
-    theirs = filled(40, 12)
-    mine = copy_of(theirs, device)
-    # Eight hits, a tile of columns, stand at the hand; for the misses behind them, all clear slots are too few.
-    required = torch.tensor([*range(112, 120), *range(15)])
-    run(mine, theirs, [0], [40], required[None, None], [0], [300])
-    assert theirs.slot_of[0, LAYER, 0, :15].tolist() == [*range(10), *range(20, 25)]
 
 
 def test_at_full_tiles_with_protected_and_mixed_bits(device: torch.device) -> None:
@@ -361,15 +284,3 @@ def test_one_column_places_a_token_in_the_heads_of_all_layers(
         assert torch.equal(found[1].cpu(), missed)
         assert_same(mine, theirs)
     assert theirs.token_of[0, 1:, :, :3].eq(torch.tensor([0, 7, 6])).all()
-
-
-def test_nothing_required_changes_nothing(device: torch.device) -> None:
-    theirs = state_of(1, 2, 40, 25)
-    mine = copy_of(theirs, device)
-    run(mine, theirs, [0], [20], torch.arange(9).expand(1, 2, 9), [0], [40])
-    before = copy_of(theirs, torch.device("cpu"))
-    for width in 4, 0:
-        slots, missed = run(mine, theirs, [0], [20], torch.full((1, 2, width), -1), [0], [40])
-        assert slots.tolist() == [[[-1] * width] * 2]
-        assert not missed.any()
-        assert_same(theirs, before)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
+from gpu_worker.policies.adakv.policy import AdaKV
 from gpu_worker.policies.base import Policy
 from gpu_worker.policies.chelsea.policy import Chelsea
+from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.hyper_parameters import hyper_parameters, read_options, with_options
+from gpu_worker.policies.layerwise.policy import LayerWise
+from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.protokv.policy import ProtoKV
+from gpu_worker.policies.pyramidkv.policy import PyramidKV
 from gpu_worker.policies.registry import METHODS, option_names, registry
+from gpu_worker.policies.scissorhands.policy import Scissorhands
 from gpu_worker.policies.semantickv.policy import SemanticKV
 from gpu_worker.policies.snapkv.policy import SnapKV
 
@@ -74,3 +82,28 @@ def test_words_name_policies_and_fields() -> None:
             read_options([word], names)
     with pytest.raises(ValueError, match="quest:page_size is given twice"):
         read_options(["quest:page_size=4", "page_size=5"], names)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "message"),
+    [
+        (SnapKV, {"window": 0}, "window"),
+        (SnapKV, {"kernel": 4}, "kernel"),
+        (SnapKV, {"kernel": 0}, "kernel"),
+        (SnapKV, {"pooling": "mean"}, "pooling"),
+        (PyramidKV, {"beta": 0.9}, "beta"),
+        (PyramidKV, {"kernel": 4}, "kernel"),
+        (AdaKV, {"inner": SnapKV(), "alpha": -0.1}, "alpha"),
+        (AdaKV, {"inner": SnapKV(), "alpha": 1.1}, "alpha"),
+        (LayerWise, {"inner": SnapKV(), "beta": 0.5}, "beta"),
+        (Scissorhands, {"window_size": 0}, "window_size"),
+        (Scissorhands, {"window_size": 4096}, "window_size"),
+        (PQCache, {"metric": "cosine"}, "metric 'cosine' is none of l2, ip"),
+        (PQCache, {"normalize": "heads"}, "normalize=heads: use one of candidates, all"),
+        (ClusterKV, {"metric": "dot"}, "metric 'dot' is none of cosine, l2, ip"),
+        (ProtoKV, {"chunk_prototypes": False, "hash_prototypes": False}, "at least one"),
+    ],
+)
+def test_fields_are_checked(method: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        method(**fields)

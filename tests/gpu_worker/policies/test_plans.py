@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from gpu_worker.policies.base import Family
+from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.full.policy import Full
+from gpu_worker.policies.h2o.policy import H2O
+from gpu_worker.policies.infinigen.policy import InfiniGen
+from gpu_worker.policies.infllm.policy import InfLLM
+from gpu_worker.policies.nacl.policy import NACL
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.quest.policy import Quest
 from gpu_worker.policies.recall import RecallPolicy
+from gpu_worker.policies.scissorhands.policy import Scissorhands
+from gpu_worker.policies.semantickv.policy import SemanticKV
+from gpu_worker.policies.snapkv.policy import SnapKV
+from gpu_worker.policies.sparq.policy import SparQ
 
 POLICIES = [
     PQCache(),
@@ -70,6 +83,52 @@ def test_the_papers_defaults_at_a_long_prompt() -> None:
     assert ClusterKV().leaving_job(clusterkv, 32000 + 3 * 320, 32000 + 4 * 320).num_before == 399 + 3 * 4
     job = PQCache().prompt_job(pqcache, 32, 9032)
     assert (job.params.num_subvectors, job.params.num_bits, job.params.max_iterations) == (2, 6, 0)
+
+
+# Of 1000 tokens: the window and what is selected.
+QUEST = {512: (16, 496), 100: (20, 80), 32: (16, 16), 31: (31, 0), 9: (9, 0)}
+INFLLM = {1024: (128, 512, 384), 256: (64, 64, 128), 160: (40, 120, 0), 3: (1, 2, 0)}
+SNAPKV = {64: 32, 63: 31, 10: 5, 3: 1, 2: 1}
+SPLITS = [
+    (SparQ(), 1000, 233, (32, 100, 101), None),
+    *((Quest(), 1000, budget, (0, *rest), None) for budget, rest in QUEST.items()),
+    (BitKeys(), 1000, 104, (4, 10, 90), None),
+    (BitKeys(num_sink=0, recent_ratio=0.0), 1000, 104, (0, 0, 104), None),
+    (InfiniGen(ratio=0.5), 1000, 233, (0, 0, 233), 1000),
+    *((InfLLM(), 4000, budget, split, 4000) for budget, split in INFLLM.items()),
+    (SnapKV(), 10000, 1024, (0, 32, 992), 32),
+    # Half of a small budget is window.
+    *((SnapKV(), 10000, n, (0, recent, n - recent), recent) for n, recent in SNAPKV.items()),
+    (H2O(), 1000, 201, (0, 100, 101), 1000),
+    (SemanticKV(), 64000, 12800, (256, 640, 11904), 64000),
+    # Sinks give way to a quarter of a small budget, the window to half of the rest.
+    (SemanticKV(), 64000, 400, (100, 150, 150), 64000),
+    (SemanticKV(), 90, 20, (5, 1, 14), 90),
+    (NACL(), 100_000, 20_000, (256, 744, 19_000), 1000),
+    (NACL(), 100_000, 400, (100, 150, 150), None),
+    (NACL(), 25_600, 5120, (256, 0, 4864), None),
+    (Scissorhands(), 10000, 2000, (0, 100, 1900), 400),
+    (Scissorhands(), 100, 20, (0, 1, 19), 100),
+]
+
+
+@pytest.mark.parametrize(("policy", "num_prompt", "budget", "split", "num_queries"), SPLITS)
+def test_a_budget_is_split_as_the_method_says(
+    policy: Any, num_prompt: int, budget: int, split: tuple[int, int, int], num_queries: int | None
+) -> None:
+    plan = policy.plan(num_prompt, budget)
+    assert (plan.num_sink, plan.num_recent, plan.num_selected) == split
+    assert sum(split) == plan.budget_tokens == budget
+    assert policy.window_begin(plan, num_prompt) == num_prompt - plan.num_recent
+    if policy.family is Family.RECALL:
+        assert policy.max_window(plan) == plan.num_recent
+    if num_queries is not None:
+        assert policy.num_queries(plan) == num_queries
+    for covered in (num_prompt, 5 * num_prompt):
+        assert not policy.plan(num_prompt, covered).selects
+    # Those that compress later too observe queries at any budget.
+    if policy.family is Family.RETAIN and not policy.evicts and policy.recompression(plan) is None:
+        assert policy.num_queries(policy.plan(num_prompt, num_prompt)) == 0
 
 
 def test_prompts_too_short_to_be_indexed_attend_everything() -> None:

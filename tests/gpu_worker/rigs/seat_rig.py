@@ -16,3 +16,10 @@ def seated(tensor: Tensor, seats: Tensor, poison: float) -> Tensor:
     index = tensor.new_full((len(seats) + 2, 3, *tensor.shape[1:]), poison)
     index[seats, 1] = tensor
     return index[:, 1]
+
+
+def at_seats(tensor: Tensor, seats: Tensor, poison: float) -> Tensor:
+    """An index of one layer alone: `tensor` [B, ...] at its seats, poison at the others."""
+    index = tensor.new_full((len(seats) + 2, *tensor.shape[1:]), poison)
+    index[seats] = tensor
+    return index

@@ -13,7 +13,6 @@ from gpu_worker.policies.adakv.policy import AdaKV
 from gpu_worker.policies.layerwise.policy import LayerWise
 from gpu_worker.policies.pyramidkv.policy import PyramidKV
 from gpu_worker.policies.retain import Retained
-from gpu_worker.policies.snapkv.policy import SnapKV
 
 FIXED = NUM_SINK + NUM_RECENT
 
@@ -168,9 +167,3 @@ def test_a_layers_own_budget_is_what_its_heads_share() -> None:
     plan = inside.plan(3000, 600)
     schedule = [PyramidKV().layer_budget(plan, layer, 4) for layer in range(4)]
     assert [inside.layer_budget(plan, layer, 4) for layer in range(4)] == schedule
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 1.1])
-def test_a_floor_is_a_share(alpha: float) -> None:
-    with pytest.raises(ValueError, match="alpha"):
-        AdaKV(SnapKV(), alpha)

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 from kernel_rig import amid_nan
+from operations.bits import bit_index
 from policy_index import SHAPE, Tokens, candidates_of, grow, new_index
 from seat_rig import seated
-from test_bit_score import problem
 
 from gpu_worker.kernels.attention import Rest
 from gpu_worker.policies.bitkeys.bit_rest import reference
@@ -30,7 +30,7 @@ def test_the_kernel_sums_up_what_the_reference_does(
 ) -> None:
     # More candidates than are sampled, few, one, and none.
     spans = ((4, 1290), (5, 40), (2, 3), (5, 5))
-    query, rotation, codes, scales, _, seats, begin, end = problem(
+    query, rotation, codes, scales, _, seats, begin, end = bit_index(
         device, group, head_dim, spans, 1300, dtype
     )
     generator = torch.Generator().manual_seed(1)
@@ -59,7 +59,7 @@ def test_the_kernel_sums_up_what_the_reference_does(
 
 @pytest.mark.parametrize("number", [2 * kernel.TILE + 1, kernel.TILE, 1])
 def test_selected_samples_are_left_out_wherever_they_are_listed(device: torch.device, number: int) -> None:
-    query, rotation, codes, scales, _, seats, begin, end = problem(device, 2, 16, ((3, 5203),), 5203)
+    query, rotation, codes, scales, _, seats, begin, end = bit_index(device, 2, 16, ((3, 5203),), 5203)
     nothing = torch.zeros(1, 3, 16, 16, device=device)
     fits = [
         seated(each, seats, float("nan")) for each in (nothing[..., 0], nothing[..., 0], nothing.bfloat16())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_bit_score import SCALE, problem
+from operations.bits import SCALE, bit_index
 from torch import Tensor
 
 from gpu_worker.policies.bitkeys.bit_score import reference as score_reference
@@ -38,7 +38,7 @@ def test_the_best_by_level_are_taken(
 ) -> None:
     # Some, none, more than there are; and nothing to take from.
     spans = ((4, 281), (0, 290), (2, 30), (5, 5))
-    check(problem(device, group, head_dim, spans, length, dtype), (40, 0, 33, 7), 290)
+    check(bit_index(device, group, head_dim, spans, length, dtype), (40, 0, 33, 7), 290)
 
 
 @pytest.mark.parametrize(("most_words", "most_warps"), [(32768, 16), (32768, 1), (1, 16)])
@@ -51,11 +51,11 @@ def test_long_heads_are_taken_from_in_chunks_or_sorted_out_by_scores(
     monkeypatch.setattr(kernel, "PROGRAMS", 12)
     monkeypatch.setattr(kernel, "STEP_WORDS", 1)
     monkeypatch.setattr(kernel, "LONG_STEP_WORDS", 2)
-    check(problem(device, 2, 16, ((3, 1290), (600, 1100)), 1300), (100, 350), 1300)
+    check(bit_index(device, 2, 16, ((3, 1290), (600, 1100)), 1300), (100, 350), 1300)
 
 
 def test_ties_go_to_the_higher_position(device: torch.device) -> None:
-    query, *others = problem(device, 2, 64, ((3, 40), (0, 290)), 290)
+    query, *others = bit_index(device, 2, 64, ((3, 40), (0, 290)), 290)
     check((torch.zeros_like(query), *others), (5, 290), 290)
     # What is too light to tell apart, and what is heavier than its level says.
     scales = others[2]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
+from policy_index import SHAPE, Tokens, candidates_of, grow, new_index, select
 
 from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.recall import PrefilledLayer
@@ -15,15 +15,6 @@ from kv_store.client import RowFormat
 
 POLICY = BitKeys()
 HEADS = SHAPE.num_kv_heads
-
-
-def test_the_budget_is_few_sinks_a_short_window_and_selection() -> None:
-    plan = POLICY.plan(1000, 104)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (4, 10, 90)
-    assert POLICY.max_window(plan) == 10
-    assert not POLICY.plan(104, 104).selects
-    plan = BitKeys(num_sink=0, recent_ratio=0.0).plan(1000, 104)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, 0, 104)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80])
@@ -57,15 +48,6 @@ def test_a_token_that_leaves_the_window_is_found_where_it_stands() -> None:
     assert select(POLICY, index, query, {0: span}, layer=1, k=2) == [[[30, 95], [44, 102]]]
 
 
-def test_keys_that_tie_go_to_the_later() -> None:
-    index, tokens = new_index(POLICY), Tokens.random(96, 0)
-    tokens.keys[:] = 1.0
-    span = grow(POLICY, index, 0, tokens, POLICY.plan(96, 24))
-    query = torch.ones(1, 2 * HEADS, SHAPE.head_dim)
-    last = list(range(span[1] - 10, span[1]))
-    assert select(POLICY, index, query, {0: span}, layer=0, k=10) == [[last, last]]
-
-
 def test_a_prompt_that_its_budget_covers_is_not_coded() -> None:
     index, tokens = new_index(POLICY), Tokens.random(50, 0)
     grow(POLICY, index, 0, tokens, POLICY.plan(50, 50))
@@ -89,7 +71,3 @@ def test_values_of_a_long_prompt_are_fitted_on_evenly_spaced_tokens(num_candidat
     torch.testing.assert_close(index.value_means[0, 0].double(), of_some.mean(dim=1), rtol=1e-3, atol=1e-5)
     expected = products / some.shape[1]
     torch.testing.assert_close(index.slopes[0, 0].double(), expected, rtol=1e-2, atol=1e-4)
-
-
-def test_seats_are_apart() -> None:
-    check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)

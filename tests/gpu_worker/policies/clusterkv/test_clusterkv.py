@@ -111,8 +111,3 @@ def test_the_metric_is_that_of_the_job(metric: str) -> None:
     plan = policy.plan(2000, 400)
     for begin, end in [(16, 2000), (2000, 2320)]:
         assert policy.prompt_job(plan, begin, end).params.metric == metric
-
-
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(ValueError, match="metric 'dot' is none of cosine, l2, ip"):
-        ClusterKV(metric="dot")

@@ -97,13 +97,6 @@ def test_the_least_between_sinks_and_window_goes_and_of_equals_the_oldest() -> N
     assert 0 <= int(nothing) < 3
 
 
-def test_half_of_the_budget_is_recent_and_every_query_is_read() -> None:
-    plan = H2O().plan(1000, 201)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, 100, 101)
-    assert H2O().num_queries(plan) == 1000
-    assert not H2O().plan(1000, 1000).selects
-
-
 @pytest.mark.parametrize("num_prompt", [159, 160, 1000, 10032])
 def test_the_compensated_budget_is_the_papers_and_the_plan_says_so(num_prompt: int) -> None:
     """rho of the prompt behind 32 sinks, and a 128th of it on top."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, queries_of, select
+from policy_index import SHAPE, Tokens, candidates_of, grow, new_index, queries_of, select
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,15 +16,6 @@ from gpu_worker.policies.infinigen.policy import InfiniGen, skew
 
 POLICY = InfiniGen(ratio=0.5)
 HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
-
-
-def test_the_budget_is_all_selected() -> None:
-    plan = POLICY.plan(1000, 233)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, 0, 233)
-    assert POLICY.window_begin(plan, 1010) == 1010
-    assert POLICY.max_window(plan) == 0
-    assert POLICY.num_queries(plan) == 1000
-    assert not POLICY.plan(233, 233).selects
 
 
 @pytest.mark.parametrize("group", [1, 3, 4])
@@ -131,7 +122,3 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
         InfiniGen(skew_path=str(path)).allocate(SHAPE)
     with pytest.raises(ConfigError, match="cannot be read"):
         InfiniGen(skew_path=str(tmp_path / "none")).allocate(SHAPE)
-
-
-def test_seats_are_apart() -> None:
-    check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)

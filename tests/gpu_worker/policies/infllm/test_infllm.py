@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
+from policy_index import SHAPE, Tokens, candidates_of, grow, new_index, select
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan
@@ -17,22 +17,6 @@ from gpu_worker.policies.recall import Leaving
 
 POLICY = InfLLM(block_size=16, repr_topk=2, num_sink=4)
 HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
-
-
-@pytest.mark.parametrize(
-    ("budget", "num_sink", "num_recent", "num_selected"),
-    [(1024, 128, 512, 384), (256, 64, 64, 128), (160, 40, 120, 0), (3, 1, 2, 0)],
-)
-def test_the_budget_is_sinks_whole_blocks_and_a_window(
-    budget: int, num_sink: int, num_recent: int, num_selected: int
-) -> None:
-    plan = InfLLM().plan(4000, budget)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (num_sink, num_recent, num_selected)
-    assert num_sink + num_recent + num_selected == budget
-    assert InfLLM().window_begin(plan, 4000) == 4000 - num_recent
-    assert InfLLM().max_window(plan) == num_recent
-    assert InfLLM().num_queries(plan) == 4000
-    assert not InfLLM().plan(budget, budget).selects
 
 
 def exact_local_attention(queries: Tensor, keys: Tensor, num_sink: int, width: int) -> Tensor:
@@ -169,10 +153,6 @@ def test_padding_writes_nothing_on_a_seat_that_nobody_had() -> None:
     POLICY.extend(index, Leaving(torch.tensor([1]), range(2), nobody, lambda: torch.zeros(1, 2, HEADS, DIM)))
     assert index.keys.isnan().all()
     assert (index.counts == 113).all()
-
-
-def test_seats_are_apart() -> None:
-    check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)
 
 
 def test_the_name_says_what_is_built_of_the_paper() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from allocation_inner import Given
 
@@ -43,8 +42,3 @@ def test_the_schedule_is_pyramidkvs_and_replaces_the_inner_one() -> None:
     expected = [pyramid.layer_budget(plan, layer, 9) for layer in range(9)]
     for inner in (SnapKV(), PyramidKV()):
         assert [LayerWise(inner, beta=7).layer_budget(plan, layer, 9) for layer in range(9)] == expected
-
-
-def test_budgets_never_rise() -> None:
-    with pytest.raises(ValueError, match="beta"):
-        LayerWise(SnapKV(), beta=0.5)

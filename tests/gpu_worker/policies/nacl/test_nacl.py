@@ -116,20 +116,6 @@ def test_a_short_prompt_has_no_window_and_keeps_its_middle() -> None:
         assert len(set(head)) == 200
 
 
-def test_the_papers_split_of_a_fifth_of_the_prompt() -> None:
-    policy = NACL()
-    plan = policy.plan(100_000, 20_000)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (256, 744, 19_000)
-    assert policy.num_queries(plan) == 1000
-    assert policy.plan(25_600, 5120).num_recent == 0
-    small = policy.plan(100_000, 400)
-    assert (small.num_sink, small.num_recent, small.num_selected) == (100, 150, 150)
-    assert policy.plan(60, 2).num_selected == 1
-    covered = policy.plan(500, 500)
-    assert not covered.selects
-    assert policy.num_queries(covered) == 0
-
-
 @pytest.mark.parametrize("budget", [15, 25, 44])
 def test_the_split_is_of_the_layers_own_budget(budget: int) -> None:
     policy = NACL(num_sink=4, protected_share=0.1, proxy_share=0.1)

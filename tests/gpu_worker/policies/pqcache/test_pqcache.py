@@ -148,11 +148,6 @@ def test_what_is_trained_by_inner_product_is_loaded_and_extended() -> None:
         assert torch.equal(index.codes[1, 1, :, 204], index.codes[1, 1, :, 4 + token])
 
 
-def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(ValueError, match="metric 'cosine' is none of l2, ip"):
-        PQCache(metric="cosine")
-
-
 def test_layers_before_the_first_recalled_one_are_left_alone() -> None:
     index, seat = new_index(), 0
     POLICY.load(index, TrainedSegment(seat, 1, job(4, 50), pq_segment(books(1), random_codes(46, 1))))
@@ -173,8 +168,3 @@ def test_weights_over_all_that_is_attended_find_the_best_of_the_groups_heads() -
         asked = request("one", "pqcache", 40, prompt=86, max_tokens=4, measure=True)
         found[normalize] = rig.run(asked)[0].usage.recall_rate
     assert found["candidates"] < 0.95 < found["all"]
-
-
-def test_what_weights_are_normalized_over_is_one_of_two() -> None:
-    with pytest.raises(ValueError, match="normalize=heads: use one of candidates, all"):
-        PQCache(normalize="heads")

@@ -1,4 +1,4 @@
-"""Sums of hash buckets, by kernel and reference, against loops; and the buckets by hand."""
+"""Hash buckets by hand. Their sums are in the table of kernels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import math
 
 import pytest
 import torch
-from kernel_rig import amid_nan
 from torch import Tensor
 
 from gpu_worker.policies.protokv.hash_buckets import RandomFeatures, reference
-
-kernel = pytest.importorskip("gpu_worker.policies.protokv.hash_buckets.kernel")
 
 
 def random_keys(*shape: int, seed: int = 0) -> Tensor:
@@ -66,47 +63,6 @@ def test_similar_keys_share_more_bits_than_unrelated_ones() -> None:
     assert agree[1] < 0.72
 
 
-def keys_of(
-    device: torch.device, num_heads: int, num_rows: int, width: int, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """A part of rows that are NaN beyond it."""
-    return amid_nan(
-        random_keys(num_heads, num_rows, width, seed=num_rows + width).to(device, dtype), beside=width
-    )
-
-
-def check(keys: Tensor, features: RandomFeatures) -> None:
-    expected = torch.zeros(keys.shape[0], features.num_buckets, keys.shape[2], device=keys.device)
-    for head, buckets in enumerate(features.buckets(keys.float()).tolist()):
-        for token, bucket in enumerate(buckets):
-            expected[head, bucket] += keys[head, token]
-    for module in kernel, reference:
-        found = module.bucket_sums(keys, features)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype"),
-    [(5, torch.float32), (64, torch.bfloat16), (96, torch.float16), (128, torch.float32)],
-)
-def test_widths_and_types(device: torch.device, dtype: torch.dtype, width: int) -> None:
-    keys = keys_of(device, 2, 48, width, dtype)
-    check(keys, RandomFeatures.draw(keys, 16, 1.0, 3))
-
-
-@pytest.mark.parametrize(("num_rows", "num_buckets"), [(0, 5), (1, 1), (3, 16), (70, 2), (20, 33)])
-def test_numbers_of_keys_and_buckets(device: torch.device, num_rows: int, num_buckets: int) -> None:
-    keys = keys_of(device, 3, num_rows, 16)
-    check(keys, RandomFeatures.draw(keys, num_buckets, 2.0, num_rows))
-
-
-def test_several_tiles_of_keys(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "TILE_ELEMENTS", 256)
-    keys = keys_of(device, 2, 50, 16)
-    check(keys, RandomFeatures.draw(keys, 6, 1.0, 0))
-
-
 @pytest.mark.parametrize("max_elements", [1, 40, 100, 333])
 def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, max_elements: int) -> None:
     keys = random_keys(2, 57, 4)
@@ -115,29 +71,6 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, max_elements: int
     whole = reference.bucket_sums(keys, features)
     monkeypatch.setattr(reference, "MAX_ELEMENTS", max_elements)
     torch.testing.assert_close(reference.bucket_sums(keys, features), whole)
-
-
-def test_weights_and_phases_of_any_layout(device: torch.device) -> None:
-    """As one copy brings them: phases behind the weights of each head."""
-    keys = keys_of(device, 2, 40, 16)
-    features = RandomFeatures.draw(keys, 8, 1.0, 0)
-    both = torch.cat([features.weights, features.phases], dim=1)
-    apart = RandomFeatures(features.weights.mT.contiguous().mT, features.phases, 8)
-    joined = RandomFeatures(both[:, :16], both[:, 16:], 8)
-    assert torch.equal(kernel.bucket_sums(keys, joined), kernel.bucket_sums(keys, features))
-    assert torch.equal(kernel.bucket_sums(keys, apart), kernel.bucket_sums(keys, features))
-
-
-def test_zero_keys_give_no_nan(device: torch.device) -> None:
-    keys = torch.zeros(2, 30, 16, device=device)
-    assert (kernel.bucket_sums(keys, RandomFeatures.draw(keys, 4, 1.0, 0)) == 0).all()
-
-
-def test_many_keys_go_to_the_reference(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MOST_HASHES", 100)
-    keys = keys_of(device, 2, 30, 16)
-    features = RandomFeatures.draw(keys, 4, 1.0, 0)
-    assert torch.equal(kernel.bucket_sums(keys, features), reference.bucket_sums(keys, features))
 
 
 def test_features_are_the_same_on_every_device(device: torch.device) -> None:

@@ -194,11 +194,6 @@ def test_of_equally_irregular_tokens_the_later_make_the_buckets() -> None:
     torch.testing.assert_close(means[3:6], own[3:6].mean().expand(3))
 
 
-def test_no_prototypes_at_all_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        ProtoKV(chunk_prototypes=False, hash_prototypes=False)
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=KINDS)
 def test_zero_keys_give_no_nan(policy: ProtoKV) -> None:
     rows = random_rows(60)

@@ -64,11 +64,3 @@ def test_each_layer_keeps_snapkvs_choice_of_its_own_budget(group_size: int) -> N
 
 def test_a_prompt_that_the_budget_covers_has_it_in_every_layer() -> None:
     assert schedule(PyramidKV(), 100, 100, 4) == [100] * 4
-
-
-def test_fields_are_checked() -> None:
-    with pytest.raises(ValueError, match="beta"):
-        PyramidKV(beta=0.9)
-    with pytest.raises(ValueError, match="kernel"):
-        PyramidKV(kernel=4)
-    assert PyramidKV().name == "pyramidkv"

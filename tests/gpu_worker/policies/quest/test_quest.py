@@ -6,26 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
+from policy_index import SHAPE, Tokens, candidates_of, grow, new_index, select
 
 from gpu_worker.policies.quest.policy import Quest
 
 POLICY = Quest()
 HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
-
-
-@pytest.mark.parametrize(
-    ("budget", "num_recent", "num_selected"),
-    [(512, 16, 496), (100, 20, 80), (32, 16, 16), (31, 31, 0), (9, 9, 0)],
-)
-def test_the_budget_is_whole_pages_and_a_window_of_a_page_and_the_rest(
-    budget: int, num_recent: int, num_selected: int
-) -> None:
-    plan = POLICY.plan(1000, budget)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (0, num_recent, num_selected)
-    assert num_recent + num_selected == budget
-    assert POLICY.window_begin(plan, 1000) == 1000 - num_recent
-    assert POLICY.max_window(plan) == num_recent
 
 
 @pytest.mark.parametrize("group", [1, 3, 4])
@@ -46,15 +32,6 @@ def test_a_token_scores_the_bound_of_its_page(group: int) -> None:
             # Channel by channel the most that any key of the page gives, for each head by itself.
             bound = (heads[:, None] * page).amax(dim=1).sum()
             torch.testing.assert_close(found, bound.expand(len(page)))
-
-
-def test_pages_that_tie_are_not_split() -> None:
-    index, tokens = new_index(POLICY), Tokens.random(96, 0)
-    tokens.keys[:] = 1.0
-    span = grow(POLICY, index, 0, tokens, POLICY.plan(96, 48))
-    assert span == (0, 80)
-    query = torch.ones(1, 2 * HEADS, DIM)
-    assert select(POLICY, index, query, {0: span}, layer=0, k=32) == [[list(range(48, 80))] * 2]
 
 
 def test_the_open_page_is_taken_and_the_last_of_the_others_is_cut() -> None:
@@ -79,7 +56,3 @@ def test_pages_that_grow_are_as_those_of_a_longer_prompt(num_prompt: int) -> Non
         assert torch.equal(pages, getattr(whole, name)[1, :, :, :10])
         assert not pages.isnan().any()
         assert getattr(grown, name)[1, :, :, 10:].isnan().all()
-
-
-def test_seats_are_apart() -> None:
-    check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)

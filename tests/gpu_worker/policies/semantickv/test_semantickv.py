@@ -141,19 +141,6 @@ def test_a_budget_is_kept_exactly(budget: int, dtype: torch.dtype) -> None:
         assert always <= head
 
 
-def test_the_papers_split_of_a_fifth_of_the_prompt() -> None:
-    plan = SemanticKV().plan(64000, 12800)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (256, 640, 12800 - 256 - 640)
-    assert SemanticKV().num_queries(plan) == 64000
-    # Sinks give way to a quarter of a small budget, the window to half of the rest.
-    plan = SemanticKV().plan(64000, 400)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (100, 150, 150)
-    assert SemanticKV().plan(90, 20).num_recent == 1
-    covered = SemanticKV().plan(100, 100)
-    assert not covered.selects
-    assert SemanticKV().num_queries(covered) == 0
-
-
 def test_of_equally_long_queries_the_later_vote_whatever_the_last_bits_say() -> None:
     """The first layer's queries of one token differ by their rotation only."""
     rows = random_rows(group_size=2)

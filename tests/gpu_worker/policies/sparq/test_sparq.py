@@ -7,20 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, new_index, select
+from policy_index import SHAPE, Tokens, candidates_of, grow, new_index, select
 
 from gpu_worker.policies.sparq.policy import SparQ
 
 POLICY = SparQ(num_sink=4)
 HEADS, DIM = SHAPE.num_kv_heads, SHAPE.head_dim
-
-
-def test_the_budget_is_sinks_window_and_selection() -> None:
-    plan = SparQ().plan(1000, 233)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (32, 100, 101)
-    assert SparQ().window_begin(plan, 1000) == 900
-    assert SparQ().max_window(plan) == 100
-    assert not SparQ().plan(233, 233).selects
 
 
 @pytest.mark.parametrize("group", [1, 3, 4])
@@ -61,13 +53,6 @@ def test_the_channel_that_carries_the_signal_is_read() -> None:
     assert select(POLICY, index, query, {0: span}, layer=1, k=2) == [[[30, 71], [44, 62]]]
 
 
-def test_a_query_of_nothing_scores_all_alike() -> None:
-    index, tokens = new_index(POLICY), Tokens.random(100, 0)
-    span = grow(POLICY, index, 0, tokens, POLICY.plan(100, 24))
-    taken = select(POLICY, index, torch.zeros(1, 2 * HEADS, DIM), {0: span}, layer=0, k=3)
-    assert taken == [[list(range(span[1] - 3, span[1]))] * 2]
-
-
 def test_keys_that_leave_the_window_are_as_those_of_a_longer_prompt() -> None:
     grown, whole, tokens = new_index(POLICY), new_index(POLICY), Tokens.random(130, 0)
     begin, end = grow(POLICY, grown, 1, tokens, POLICY.plan(90, 24))
@@ -75,7 +60,3 @@ def test_keys_that_leave_the_window_are_as_those_of_a_longer_prompt() -> None:
     assert torch.equal(grown.keys[1, ..., :end], whole.keys[1, ..., :end])
     assert torch.equal(grown.keys[1, ..., begin:end], tokens.keys[:, :, begin:end].mT)
     assert grown.keys[1, ..., end:].isnan().all()
-
-
-def test_seats_are_apart() -> None:
-    check_seats_apart(POLICY, num_tokens=120, budget=50, k=32)
