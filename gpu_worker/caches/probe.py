@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from gpu_worker.caches.output_error import output_errors
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.oracle.policy import exact_weights
 from gpu_worker.state.sequence import Sequence
@@ -150,3 +149,18 @@ def _found(best: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
     found = weights.new_zeros(num_layers, num_kv_heads, num_tokens + 1)
     found.scatter_(2, positions.where(positions >= 0, num_tokens), 1.0)
     return found.gather(2, best).mean(dim=(1, 2))
+
+
+def output_errors(query: Tensor, rows: Tensor, output: Tensor, scale: float) -> Tensor:
+    """Distance of each query head's attention output from that over every token: |output - exact| / |exact|, by L2,
+    float32 [L, H_q].
+
+    query, output: [L, H_q, d]. rows: keys and values of all tokens, the new one included, [L, H_kv, n, 2d].
+    """
+    num_layers, num_heads, head_dim = query.shape
+    keys, values = rows.float().split(head_dim, dim=-1)
+    grouped = query.float().view(num_layers, rows.shape[1], -1, head_dim)
+    weights = (grouped @ keys.transpose(-1, -2) * scale).softmax(dim=-1)
+    exact = (weights @ values).view(num_layers, num_heads, head_dim)
+    tiny = torch.finfo(exact.dtype).tiny
+    return (output.float() - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=tiny)

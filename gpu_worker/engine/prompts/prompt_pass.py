@@ -10,10 +10,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.each import each
 from gpu_worker.engine.prompts.prompt import Prompt
 from gpu_worker.engine.prompts.work import WorkKind
-from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room, run_each
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.trainings import TrainedLayer
 
@@ -132,7 +131,7 @@ class PromptPass(ABC, Generic[One]):
         store."""
         failed: list[tuple[Prompt, WorkerError]] = []
         short: list[tuple[Prompt, ArenaFull]] = []
-        each(self.prompts if prompts is None else prompts, operation, failed, short)
+        run_each(self.prompts if prompts is None else prompts, operation, failed, short)
         return self._fail([*failed, *short])
 
     def _fail(self, failed: list[tuple[Prompt, WorkerError]]) -> bool:
