@@ -21,7 +21,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.config import row_type
 from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prompts.prefills import MakePrefill
+from gpu_worker.engine.prompts.in_progress import MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.base import Family, Policy

@@ -15,10 +15,9 @@ from gpu_worker.engine.admission.auto_policy import FEW_TOKENS
 from gpu_worker.engine.admission.intake import Intake
 from gpu_worker.engine.admission.patience import PATIENCE_SECONDS
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.prefills import MakePrefill
-from gpu_worker.engine.prompts.short_pass import ShortPass
-from gpu_worker.engine.prompts.short_prefill import PrefillChoice
+from gpu_worker.engine.prompts.captured import ShortPass
+from gpu_worker.engine.prompts.in_progress import MakePrefill, PrefillChoice
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import ConfigError, ModelError

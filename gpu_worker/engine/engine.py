@@ -17,8 +17,8 @@ from gpu_worker.engine.admission.store_care import StoreCare
 from gpu_worker.engine.gauges import Gauges
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.pace import Pace, PromptSeconds, Span
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill, Prefills
+from gpu_worker.engine.prompts.in_progress import AnyPass, MakePrefill, Prefills
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.engine.steps.decode import DecodeStep

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from carrel.process.faults import Faults, Kind, Point
-from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill
+from gpu_worker.engine.prompts.in_progress import AnyPass, MakePrefill
 from gpu_worker.engine.steps.decode import DecodeStep, StepResult
 from gpu_worker.state.sequence import Sequence as RunningSequence
 from kv_store.client import (

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
-from gpu_worker.engine.prompts.prompt import Prompt
+from gpu_worker.engine.prompts.base import Prompt
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, run_each
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.kv_meter import Stall

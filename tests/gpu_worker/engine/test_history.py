@@ -17,7 +17,7 @@ from waiting import wait_until
 from carrel.process.faults import Faults, read_faults
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
-from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import WorkerError
 from gpu_worker.policies.clusterkv.policy import ClusterKV

@@ -13,10 +13,16 @@ from torch import Tensor
 
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.device import Mark
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.short_batch import BUCKETS, MAX_PROMPTS, ShortBatch, buckets_within
-from gpu_worker.engine.prompts.short_pass import ShortPass
-from gpu_worker.engine.prompts.short_prefill import PrefillChoice, ShortPrefill
+from gpu_worker.engine.prompts.captured import (
+    BUCKETS,
+    MAX_PROMPTS,
+    ShortBatch,
+    ShortPass,
+    ShortPrefill,
+    buckets_within,
+)
+from gpu_worker.engine.prompts.in_progress import PrefillChoice
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.steps import captured
 from gpu_worker.errors import CapacityError
 from gpu_worker.models import Decoder
