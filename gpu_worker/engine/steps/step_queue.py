@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.device import Mark
-from gpu_worker.engine.admission.patience import Patience
+from gpu_worker.engine.admission.preemption import Patience
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.engine.steps.ahead import followers

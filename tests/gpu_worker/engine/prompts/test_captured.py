@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request, tokens_alone
 from offload_rig import make_sequence
-from test_prefill import NoCache, SlowMark, SlowOffloader
+from test_layered import NoCache, SlowMark, SlowOffloader
 from torch import Tensor
 
 from gpu_worker.caches.dense import DenseCache
