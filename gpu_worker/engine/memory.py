@@ -15,7 +15,7 @@ import torch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.index_training import index_bytes
-from gpu_worker.caches.recall.seen_rows import SeenRows
+from gpu_worker.caches.recall.snapshots import SeenRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.engine.prompts.captured import short_pass_bytes
 from gpu_worker.engine.prompts.prompt_memory import prefill_bytes
