@@ -18,10 +18,9 @@ from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.engine.steps.decode import DecodeStep
-from gpu_worker.engine.steps.decoding import Decoding, End
 from gpu_worker.engine.steps.drawing import FirstTokens
 from gpu_worker.engine.steps.outbox import Outbox
-from gpu_worker.engine.steps.step_queue import StepQueue
+from gpu_worker.engine.steps.step_queue import Decoding, End, StepQueue
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,

@@ -17,8 +17,7 @@ from torch import Tensor
 from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.base import Prompt, PromptPass, WorkKind, prompt_work
-from gpu_worker.engine.steps.captured import Captured
-from gpu_worker.engine.steps.graphs import GRAPH_LAYER_BYTES
+from gpu_worker.engine.steps.graphs import GRAPH_LAYER_BYTES, Captured
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import Packed, attend_prompts, reads_bounds

@@ -23,7 +23,7 @@ from gpu_worker.engine.prompts.captured import (
 )
 from gpu_worker.engine.prompts.in_progress import PrefillChoice
 from gpu_worker.engine.prompts.layered import Prefill
-from gpu_worker.engine.steps import captured
+from gpu_worker.engine.steps.graphs import Captured
 from gpu_worker.errors import CapacityError
 from gpu_worker.models import Decoder
 from gpu_worker.records import CompleteEvent, FinishReason, GenerationRequest
@@ -310,7 +310,7 @@ def test_what_cannot_be_captured_is_computed_and_the_next_ones_go_layer_by_layer
     def refused(*arguments: object) -> None:
         raise RuntimeError("no capture")
 
-    monkeypatch.setattr(captured.Captured, "of", refused)
+    monkeypatch.setattr(Captured, "of", refused)
     expected = Computed(decoder, (50,)).logits()
     for _ in range(2):
         computed = Computed(decoder, (50,), short_pass)
