@@ -33,14 +33,9 @@ class ModelShape:
         num_tables = 1 if self.tie_word_embeddings else 2
         return self.num_layers * layer + num_tables * self.vocab_size * self.hidden_size
 
-    @property
-    def row_elements(self) -> int:
-        """K and V of one token in one KV head and layer."""
-        return 2 * self.head_dim
-
-    def kv_bytes(self, num_tokens: int, element_bytes: int) -> int:
+    def kv_bytes(self, num_tokens: int, row_bytes: int) -> int:
         """The whole KV cache of `num_tokens` tokens."""
-        return self.num_layers * self.num_kv_heads * self.row_elements * element_bytes * num_tokens
+        return self.num_layers * self.num_kv_heads * row_bytes * num_tokens
 
     def config_fields(self, max_len: int | None = None) -> dict[str, Any]:
         """A Hugging Face config.json; `max_len` stretches the positions that the shape has by itself."""

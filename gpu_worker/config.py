@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from carrel.process.faults import FaultOptions, Kind, Point, read_faults
 from carrel.process.logs import LogOptions
 from carrel.process.options import REQUIRED, auto_or_bytes, option, share_or_tokens
 from carrel.process.tracing import TraceOptions
@@ -18,7 +17,6 @@ from gpu_worker.records import HotCacheSize
 from gpu_worker.selection import SelectionOptions
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-ROW_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 LEAST_HANG_TIMEOUT_S = 2.0
 # In --warmup-policies, every one that is allowed.
 ALL = "all"
@@ -44,7 +42,7 @@ def device_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(SelectionOptions, FaultOptions):
+class WorkerOptions(SelectionOptions):
     """What the worker computes, and with which memory."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
@@ -212,11 +210,6 @@ class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
                 f"--hang-timeout {self.hang_timeout_s:g}: an idle worker tells of itself once a second; give "
                 f"{LEAST_HANG_TIMEOUT_S:g} or more, or 0 for never"
             )
-        if read_faults(self.faults).can_flip and self.transport != "shm":
-            raise ConfigError(
-                f"--faults {Point.ARENA_READ}:{Kind.FLIP}: only with --transport shm, by which this process maps what "
-                "the store reads"
-            )
         if self.transport == "grpc" and self.index_device == "gpu":
             raise ConfigError(
                 "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"
@@ -273,8 +266,3 @@ def find_dtype(asked: str, device: str) -> str | None:
     if asked != "auto":
         return asked
     return "float32" if device == "cpu" else None
-
-
-def row_type(dtype: str) -> str:
-    """Element type of the arena's rows for a compute dtype: `fp32`, `bf16` or `fp16`."""
-    return ROW_TYPES[dtype]

@@ -9,7 +9,6 @@ WorkerError
 │   ├── ArenaFull          the store's arena is full: others may give way
 │   └── NeverFits          the request does not fit even alone
 ├── StoreUnavailable       the KV store is gone or was restarted while the request ran
-│   ├── RowsCorrupt        rows in the KV store are not what was written there
 │   ├── PrefixLoading      more of a known prefix will be in the KV store's arena soon
 │   ├── PrefixLost         only a known prefix went with it: the prompt can be computed anew
 │   └── StoreSilent        the KV store does not answer now; what was asked of it may be asked again
@@ -73,10 +72,6 @@ class NeverFits(CapacityError):
 
 class StoreUnavailable(WorkerError):
     """The KV store is gone, or came back empty, while the request needed it."""
-
-
-class RowsCorrupt(StoreUnavailable):
-    """Rows or an index in the KV store are not what was written there, and are used no more."""
 
 
 class PrefixLoading(StoreUnavailable):

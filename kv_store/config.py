@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from carrel.process.certificates import check_pair
-from carrel.process.faults import FaultOptions
 from carrel.process.logs import LogOptions
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.token import read_token
@@ -36,7 +35,7 @@ def default_arena_bytes(slab_bytes: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreOptions(FaultOptions):
+class StoreOptions:
     """How much the store holds, and how it trains indexes."""
 
     arena_bytes: int = option(
@@ -58,11 +57,6 @@ class StoreOptions(FaultOptions):
     )
     lease_seconds: float = option(
         30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
-    )
-    verify_reads: bool = option(
-        False,
-        "compare every row with its checksum each time that it is read, for memory that is doubted: with --transport "
-        "shm or grpc, by which the store reads them",
     )
     kv_store_path: Path | None = option(
         None,

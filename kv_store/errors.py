@@ -9,7 +9,6 @@ KVStoreError
 ├── OutOfSpace            no room even after eviction; carries the missing bytes
 ├── PrefixLoading         more of a prefix will be in the arena soon: ask again
 ├── PinLimit              a caller has pinned as much as it may
-├── CorruptRows           the arena does not hold what was written there
 ├── Overloaded            too many index builds at once
 └── TrainingFailed        a trainer died or refused
 """
@@ -64,15 +63,6 @@ class PinLimit(KVStoreError):
     def __init__(self, excess: str) -> None:
         super().__init__(
             f"{excess}; unpin or drop another session, or start the store with a larger --arena-bytes"
-        )
-
-
-class CorruptRows(KVStoreError):
-    """Rows or an index in the arena are not what was written there."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what} in the arena are not what was written there, and are used no more: test this machine's memory"
         )
 
 

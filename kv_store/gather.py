@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import CorruptRows, FailedPrecondition, InvalidArgument
+from kv_store.errors import FailedPrecondition, InvalidArgument
 from kv_store.state import StoreState
 
 CHUNK_BYTES = 1 << 20
@@ -35,9 +35,6 @@ class _RowAddresses:
     tokens: npt.NDArray[np.int64]
     held: npt.NDArray[np.int64]
 
-    def part(self, some: slice) -> _RowAddresses:
-        return _RowAddresses(self.slabs[some], self.heads[some], self.tokens[some], self.held)
-
 
 class RowReader:
     """Reads sealed rows. Addresses are resolved under the lock, bytes are copied outside it."""
@@ -49,7 +46,7 @@ class RowReader:
         """Copy rows, item by item, to the start of the worker's response segment; returns (offset, num_rows).
 
         Raises NotFound, FailedPrecondition, InvalidArgument for a position that is not sealed or more rows than the
-        segment holds, CorruptRows where reads are verified.
+        segment holds.
         """
         state = self._state
         with state.lock:
@@ -60,7 +57,7 @@ class RowReader:
                     raise FailedPrecondition(f"worker {worker_id!r} has attached again: what it held is lost")
                 addresses = self._resolve(worker_id, items)
                 geometry = state.geometry
-                row_bytes = geometry.layout.row_bytes
+                row_bytes = geometry.layout.row_format.row_bytes
                 num_rows = addresses.slabs.size
                 offset = worker.response_slabs.start * state.slab_bytes
                 room = len(worker.response_slabs) * state.slab_bytes // row_bytes
@@ -75,7 +72,6 @@ class RowReader:
                 rows = geometry.row_items(state.arena.data)
                 target[:] = rows[addresses.slabs, addresses.heads, addresses.tokens]
                 seconds = time.perf_counter() - begun
-                self._verify(target, addresses)
             finally:
                 with state.lock:
                     state.allocator.release(held)
@@ -83,8 +79,7 @@ class RowReader:
         return offset, num_rows
 
     def chunks(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> Iterator[bytes]:
-        """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk; CorruptRows
-        before the one that has them."""
+        """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk."""
         with self._state.entered(epoch, worker_id) as state:
             addresses = self._resolve(worker_id, items)
             geometry = state.geometry
@@ -92,13 +87,11 @@ class RowReader:
             state.counters.gathered_rows += addresses.slabs.size
         try:
             rows = geometry.row_items(state.arena.data)
-            step, seconds = max(1, CHUNK_BYTES // geometry.layout.row_bytes), 0.0
+            step, seconds = max(1, CHUNK_BYTES // geometry.layout.row_format.row_bytes), 0.0
             for begin in range(0, addresses.slabs.size, step):
-                part = addresses.part(slice(begin, begin + step))
-                begun = time.perf_counter()
-                some = rows[part.slabs, part.heads, part.tokens]
+                part, begun = slice(begin, begin + step), time.perf_counter()
+                some = rows[addresses.slabs[part], addresses.heads[part], addresses.tokens[part]]
                 seconds += time.perf_counter() - begun
-                self._verify(some, part)
                 yield some.tobytes()
             self._count(addresses.slabs.size, seconds)
         finally:
@@ -109,19 +102,6 @@ class RowReader:
         if num_rows:
             with self._state.lock:
                 self._state.gather_seconds.observe(seconds)
-
-    def _verify(self, rows: npt.NDArray[np.void], addresses: _RowAddresses) -> None:
-        """Raises CorruptRows, once nobody finds the slabs any more, where rows differ from their sums."""
-        state = self._state
-        if state.row_sums is None:
-            return
-        found = rows.view(np.uint8).reshape(rows.size, -1)
-        with state.lock:
-            corrupt = state.row_sums.differing(found, addresses.slabs, addresses.heads, addresses.tokens)
-            if corrupt.size:
-                state.forget_corrupt(corrupt)
-        if corrupt.size:
-            raise CorruptRows(f"rows of {corrupt.size} slabs")
 
     def _resolve(self, worker_id: str, items: Sequence[GatherItem]) -> _RowAddresses:
         geometry = self._state.geometry

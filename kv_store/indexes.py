@@ -6,12 +6,9 @@ import math
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from kv_store.client.checksum import checksum
 from kv_store.client.indexes import ALIGNMENT, ArrayRef, IndexParams
-from kv_store.errors import CorruptRows, InvalidArgument, NotFound, OutOfSpace, TrainingFailed
+from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence, StoredIndex
 from kv_store.state import StoreState, Training
@@ -94,7 +91,6 @@ class IndexBuilder:
             state.trainings.append(training)
         try:
             outcome = self._train(sequence, task)
-            self._verify(source, task)
             data = state.arena.data
             arrays = tuple(replace(ref, checksum=checksum(view_bytes(data, ref))) for ref in arrays)
             with state.lock:
@@ -113,17 +109,6 @@ class IndexBuilder:
                 state.allocator.release(source)
                 state.allocator.release(segment)
         return BuiltIndex(index.kind, arrays, outcome.seconds, outcome.iterations)
-
-    def _verify(self, source: npt.NDArray[np.int32], task: TrainTask) -> None:
-        """Raises CorruptRows where reads are verified and the trainers read what was never written."""
-        state = self._state
-        if (sums := state.row_sums) is None:
-            return
-        corrupt = sums.corrupt(source, task.skip + task.num_tokens)
-        if corrupt.size:
-            with state.lock:
-                state.forget_corrupt(corrupt)
-            raise CorruptRows(f"keys of {corrupt.size} slabs")
 
     def _allocate(self, specs: tuple[ArraySpec, ...], owner: str) -> tuple[range, tuple[ArrayRef, ...]]:
         starts, end = [], 0

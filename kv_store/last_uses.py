@@ -22,16 +22,11 @@ class LastUses:
         self._turns = np.zeros(num_places, np.int64)
         self._num_uses = 0
 
-    def grow(self, num_places: int) -> None:
-        """There are so many from now on; of the new ones no use is known."""
-        self.at = np.append(self.at, np.zeros(num_places - self.at.size))
-        self._turns = np.append(self._turns, np.zeros(num_places - self._turns.size, np.int64))
-
-    def renew(self, places: npt.NDArray[np.int64], idle_seconds: float = 0.0) -> None:
-        """These are used now, or so long ago but after all others; the first of them last."""
+    def renew(self, places: npt.NDArray[np.int64]) -> None:
+        """These are used now, the first of them last."""
         self._num_uses += places.size
         self._turns[places[::-1]] = np.arange(self._num_uses - places.size, self._num_uses)
-        self.at[places] = self._clock() - idle_seconds
+        self.at[places] = self._clock()
 
     def oldest(self, among: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
         """So many of these places, or as many as there are, the least recently used first."""

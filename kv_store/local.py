@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from carrel.process.tracing import Tracer
 from kv_store.config import StoreConfig
+from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.server import StoreServer
 
 
@@ -24,14 +26,13 @@ class LocalStore:
         slab_bytes: int = 2 << 20,
         num_trainers: int = 1,
         lease_seconds: float = 30.0,
-        verify_reads: bool = False,
         disk: Path | None = None,
         disk_bytes: int = 1 << 30,
-        faults: str = "",
+        take_folder: Callable[[Path], TierFolder] = take_folder,
         tracer: Tracer | None = None,
     ) -> None:
-        """tracer: as `StoreServer` has it."""
-        self._tracer = tracer
+        """tracer, take_folder: as `StoreServer` has them."""
+        self._tracer, self._take_folder = tracer, take_folder
         self._folder = tempfile.TemporaryDirectory(prefix="carrel-store-")
         try:
             self.config = StoreConfig(
@@ -41,12 +42,10 @@ class LocalStore:
                 num_trainers=num_trainers,
                 runtime="process",
                 lease_seconds=lease_seconds,
-                verify_reads=verify_reads,
                 kv_store_path=disk,
                 kv_store_disk_bytes=disk_bytes,
-                faults=faults,
             )
-            self.server = StoreServer(self.config, self._tracer)
+            self.server = StoreServer(self.config, self._tracer, self._take_folder)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -58,7 +57,7 @@ class LocalStore:
     def restart(self) -> None:
         """Stop and start at the same address: with a new epoch, and nothing but what is on the disk."""
         self.server.close()
-        self.server = StoreServer(self.config, self._tracer)
+        self.server = StoreServer(self.config, self._tracer, self._take_folder)
 
     def close(self) -> None:
         self.server.close()

@@ -1,4 +1,4 @@
-"""Whose room is whose, in the arena and on a disk: who holds the most gives some up first."""
+"""Whose room is whose in the arena: who holds the most gives some up first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class Owners:
-    """For whom each of `num_places` was taken: slabs of the arena, or columns of a disk. It counts as theirs until it
-    is free, whoever holds it by then. Not thread-safe: the store's lock guards it.
+    """For whom each of `num_places` slabs was taken. It counts as theirs until it is free, whoever holds it by then.
+    Not thread-safe: the store's lock guards it.
 
     An owner is a caller's name, "" for none: who has one key has one share, whatever it asks.
     """
@@ -21,10 +21,6 @@ class Owners:
         self._counts: dict[str, int] = {}
         self._unused_numbers: list[int] = []
         self._number_of: npt.NDArray[np.int32] = np.zeros(num_places, np.int32)
-
-    def grow(self, num_places: int) -> None:
-        """There are so many from now on; the new ones are free."""
-        self._number_of = np.append(self._number_of, np.zeros(num_places - self._number_of.size, np.int32))
 
     def take(self, places: Places, owner: str) -> None:
         """These, which were free, are taken for `owner`."""

@@ -74,7 +74,7 @@ class RowWriter:
 
 def _spans(sequence: Sequence, geometry: SlabGeometry, target: PutTarget) -> Iterator[tuple[int, int]]:
     """(offset, num_bytes) of each contiguous destination, in the stream's order."""
-    row_bytes = geometry.layout.row_bytes
+    row_bytes = geometry.layout.row_format.row_bytes
     end = target.token_begin + target.num_tokens
     for head in range(geometry.layout.num_kv_heads):
         token = target.token_begin

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client.checksum import checksum
 from kv_store.client.layout import Layout
-from kv_store.errors import CorruptRows, InvalidArgument
+from kv_store.errors import InvalidArgument
 from kv_store.gather import CHUNK_BYTES, GatherItem, RowReader
 from kv_store.index import ArenaKeys
 from kv_store.sequences import StoredIndex
 from kv_store.state import StoreState
-from kv_store.trainers.task import view_array, view_bytes
+from kv_store.trainers.task import view_array
 
 _MAX_GROUP = 1024
 Positions = npt.NDArray[np.int64]
@@ -88,7 +87,6 @@ class Selector:
             state.allocator.retain(held)
         begun = time.perf_counter()
         try:
-            self._verify(indexes)
             self._extend(last, added, end, behind)
             parts = [self._arrays(index, end) for index in indexes]
             found = [
@@ -104,13 +102,6 @@ class Selector:
             with state.lock:
                 state.allocator.release(held)
 
-    def _verify(self, indexes: Sequence[StoredIndex]) -> None:
-        """Raises CorruptRows where reads are verified and an index is not what was trained."""
-        if self._state.verifies_reads:
-            for ref in (ref for index in indexes for ref in index.arrays):
-                if checksum(view_bytes(self._state.arena.data, ref)) != ref.checksum:
-                    raise CorruptRows(f"the {ref.name} of an index")
-
     def _extend(self, index: StoredIndex, added: npt.NDArray[Any] | None, end: int, slabs: Positions) -> None:
         """Have the index know the tokens below `end`; `slabs` hold those that it does not know with `added`, which was
         its own when they were found."""
@@ -121,7 +112,7 @@ class Selector:
         rows, skip = geometry.rows(self._state.arena.data), begin & geometry.token_mask
         codes = [
             index.kind.extend_head(
-                ArenaKeys(rows, geometry.layout, slabs, head, skip, end - begin),
+                ArenaKeys(rows, geometry.layout.row_format, slabs, head, skip, end - begin),
                 tuple(array[head] for array in arrays),
             )
             for head in range(geometry.layout.num_kv_heads)
@@ -142,7 +133,7 @@ class Selector:
 
 
 def _queries(item: TopKItem, layout: Layout) -> npt.NDArray[np.float32]:
-    heads, width = layout.num_kv_heads, layout.head_dim
+    heads, width = layout.num_kv_heads, layout.row_format.head_dim
     group, rest = divmod(len(item.queries), heads * width * 4)
     if rest or not 1 <= group <= _MAX_GROUP:
         raise InvalidArgument(

@@ -9,13 +9,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from carrel.process.faults import read_faults
 from carrel.process.noted_errors import NotedErrors
 from carrel.process.options import OptionError
 from carrel.process.ready_threads import NoThreads, ReadyThreads, start_thread
@@ -25,8 +25,8 @@ from kv_store.call_meter import CallMeter, CallWatch
 from kv_store.client.rpc import TOKEN_KEY, token_metadata
 from kv_store.client.wire import own_edition
 from kv_store.config import StoreConfig, idle_cores
-from kv_store.disk import DiskTier
-from kv_store.disk.faults import faulty_folder
+from kv_store.disk.folder import TierFolder, take_folder
+from kv_store.disk.tier import DiskTier
 from kv_store.errors import ConfigError
 from kv_store.gather import RowReader
 from kv_store.handoff import HandoffServer, claim_socket_path
@@ -54,8 +54,14 @@ class StoreServer:
     Raises ConfigError when the arena, a socket, threads or the trainers cannot be had; nothing is left then.
     """
 
-    def __init__(self, config: StoreConfig, tracer: Tracer | None = None) -> None:
-        """tracer: takes spans of calls, and is the caller's to close; None: as the configuration says."""
+    def __init__(
+        self,
+        config: StoreConfig,
+        tracer: Tracer | None = None,
+        take_folder: Callable[[Path], TierFolder] = take_folder,
+    ) -> None:
+        """tracer: takes spans of calls, and is the caller's to close; None: as the configuration says. take_folder: the
+        disk tier's, of `--kv-store-path`."""
         self.config = config
         with _telling_of_threads(), contextlib.ExitStack() as stack:
             if tracer is None:
@@ -76,12 +82,11 @@ class StoreServer:
                 time.monotonic,
                 # 8 of an H200's 16 were as fast as 15, and a first token waits for other threads too.
                 max(1, idle_cores() // 2),
-                config.verify_reads,
             )
             stack.callback(state.close)
             tier = None
             if config.kv_store_path is not None:
-                folder = faulty_folder(config.kv_store_path, read_faults(config.faults))
+                folder = take_folder(config.kv_store_path)
                 tier = DiskTier(state, folder, config.kv_store_disk_bytes)
                 stack.callback(tier.close)
             self.store = Store(state, tier)
@@ -95,7 +100,6 @@ class StoreServer:
                 config.lease_seconds,
                 own_edition(),
                 config.max_pending_builds,
-                config.verify_reads,
             )
             reader, writer = RowReader(state), RowWriter(state)
             servicer = KVStoreServicer(endpoint, self.store, reader, writer, builder, Selector(state, reader))

@@ -33,7 +33,6 @@ class Endpoint:
     lease_seconds: float
     edition: Edition
     max_pending_builds: int
-    verifies_reads: bool = False
 
 
 class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
@@ -79,7 +78,6 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             response_bytes=attachment.response_bytes,
             lease_seconds=endpoint.lease_seconds,
             edition=wire.edition_to_message(endpoint.edition),
-            verifies_reads=endpoint.verifies_reads,
         )
 
     @unary

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from kv_store.client.stats import SessionInfo
-from kv_store.disk import DiskTier
+from kv_store.disk.tier import DiskTier
 from kv_store.errors import InvalidArgument
 from kv_store.sequences import Sequence, check_length
 from kv_store.state import StoreState
@@ -66,7 +66,7 @@ class SessionCalls:
             session = state.sessions.drop(session_id)
             dropped = state.prefixes.drop_chain(session.hashes, state.sessions.counts)
             if self._tier is not None:
-                self._tier.drop_session(session_id, session)
+                self._tier.drop_session(session)
             for sequence in state.sequences:
                 if not dropped.isdisjoint(sequence.prefix_hashes):
                     # Its next Seal would list them again.

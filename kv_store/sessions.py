@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +41,8 @@ class Session:
 class SessionDirectory:
     """Holds one reference to each slab of each session until it is held anew, dropped, or the room is needed.
 
-    counts: int32 [num_slabs], how many sessions hold each slab.
+    counts: int32 [num_slabs], how many sessions hold each slab. num_keeping: how many keep each hash on the disk.
+    kept_version: it grows with each change of what they keep there.
     """
 
     def __init__(
@@ -59,9 +60,15 @@ class SessionDirectory:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._num_of: Counter[str] = Counter()
         self.counts: npt.NDArray[np.int32] = np.zeros(allocator.num_slabs, np.int32)
+        self.num_keeping: Counter[bytes] = Counter()
+        self.kept_version = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def items(self) -> Iterator[tuple[str, Session]]:
+        """All by name, the one that was used longest ago first."""
+        return iter(self._sessions.items())
 
     def of(self, owner: str) -> Iterator[tuple[str, Session]]:
         """Those of an owner by name, the one that was used longest ago first."""
@@ -94,7 +101,6 @@ class SessionDirectory:
         session = Session(owner, label, hashes, slabs, now, now)
         if earlier is not None:
             session.created_at, session.pinned_until = earlier.created_at, earlier.pinned_until
-            session.kept = earlier.kept
             if self.is_pinned(earlier) and self._excess(name, session):
                 earlier.used_at = now
                 self._sessions.move_to_end(name)
@@ -103,6 +109,8 @@ class SessionDirectory:
         self.counts[slabs] += 1
         if earlier is not None:
             self.drop(name)
+            session.kept = earlier.kept
+            self._count_kept(session.kept, 1)
         self._sessions[name] = session
         self._num_of[owner] += 1
         if self._num_of[owner] > self._max_of_owner:
@@ -127,6 +135,7 @@ class SessionDirectory:
             del self._num_of[session.owner]
         self.counts[session.slabs] -= 1
         self._allocator.release(session.slabs)
+        self._count_kept(session.kept, -1)
         return session
 
     def find(self, name: str) -> Session | None:
@@ -137,17 +146,34 @@ class SessionDirectory:
         if name not in self._sessions and len(self._sessions) < self._max_sessions:
             self._sessions[name] = session
             self._num_of[session.owner] += 1
+            self._count_kept(session.kept, 1)
 
-    def note_kept(self, kept: Mapping[str, tuple[bytes, ...]]) -> None:
-        """What sessions have on the disk by now: one that holds no slabs has only that, or is forgotten."""
-        for name, hashes in kept.items():
-            if (session := self._sessions.get(name)) is None:
-                continue
-            session.kept = hashes
-            if not session.slabs.size:
-                session.hashes = hashes
-                if not hashes:
-                    self.drop(name)
+    def keep(self, name: str, hashes: tuple[bytes, ...]) -> None:
+        """Note what a session has on the disk by now: one that holds no slabs has only that, or is forgotten."""
+        session = self._sessions[name]
+        self._count_kept(session.kept, -1)
+        self._count_kept(hashes, 1)
+        session.kept = hashes
+        if not session.slabs.size:
+            session.hashes = hashes
+            if not hashes:
+                self.drop(name)
+
+    def lose_kept(self, name: bytes) -> None:
+        """Note that this is not on the disk any more: sessions keep what precedes it."""
+        for session_id, session in tuple(self._sessions.items()):
+            if name in session.kept:
+                self.keep(session_id, session.kept[: session.kept.index(name)])
+
+    def lose_oldest_kept(self, idle_seconds: float) -> bool:
+        """Keep nothing on the disk of the session that was used longest ago, of those that are not pinned and were
+        unused for so long. False when there is none."""
+        until = self._clock() - idle_seconds
+        for name, session in self._sessions.items():
+            if session.kept and session.used_at <= until and not self.is_pinned(session):
+                self.keep(name, ())
+                return True
+        return False
 
     def give_up_oldest(self, among: Among | None = None) -> bool:
         """Let go of the slabs of the session that was used longest ago, of those that are not pinned: it has what is on
@@ -170,6 +196,13 @@ class SessionDirectory:
             lost = (place for place, each in enumerate(session.hashes) if each in hashes)
             if session.slabs.size and (num_left := next(lost, None)) is not None:
                 self._cut(name, num_left)
+
+    def _count_kept(self, hashes: tuple[bytes, ...], change: int) -> None:
+        for name in hashes:
+            self.num_keeping[name] += change
+            if not self.num_keeping[name]:
+                del self.num_keeping[name]
+        self.kept_version += 1
 
     def _cut(self, name: str, num_left: int) -> None:
         """Of its slabs it keeps those under so many first hashes; or what is on the disk, where that is more. One that

@@ -21,7 +21,6 @@ from kv_store.counters import Counters
 from kv_store.errors import FailedPrecondition, OutOfSpace
 from kv_store.leases import Worker, WorkerTable
 from kv_store.prefixes import PrefixDirectory
-from kv_store.row_sums import RowSums
 from kv_store.sequences import Sequence, SequenceTable
 from kv_store.sessions import SessionDirectory
 from kv_store.slabs import Among, SlabAllocator
@@ -41,7 +40,7 @@ class Training:
 
 
 class StoreState:
-    """Every method but `entered` and `close` expects the caller to hold `lock`."""
+    """Every method but `entered`, `bytes_of` and `close` expects the caller to hold `lock`."""
 
     def __init__(
         self,
@@ -50,9 +49,8 @@ class StoreState:
         lease_seconds: float,
         clock: Callable[[], float],
         num_comparing: int = 1,
-        verifies_reads: bool = False,
     ) -> None:
-        """num_comparing: threads that compare checksums. verifies_reads: keep sums of rows."""
+        """num_comparing: threads that compare checksums."""
         self.lock = threading.RLock()
         self._clock = clock
         self.arena = arena
@@ -72,9 +70,6 @@ class StoreState:
         # Of one layer of a sequence, and of the rows of a call; under `lock` as all here.
         self.search_seconds = Histogram()
         self.gather_seconds = Histogram()
-        # Of the rows of the layout that was adopted, where reads are verified.
-        self.row_sums: RowSums | None = None
-        self.verifies_reads = verifies_reads
         self._geometry: SlabGeometry | None = None
 
     @property
@@ -101,8 +96,6 @@ class StoreState:
             self.sessions.clear()
             self.prefixes.clear()
         self._geometry = geometry
-        if self.verifies_reads:
-            self.row_sums = RowSums(self.arena.data, geometry)
         return geometry
 
     @contextlib.contextmanager
@@ -172,6 +165,11 @@ class StoreState:
         given_up = self.sessions.give_up_oldest(among)
         self.counters.evicted_sessions += given_up
         return given_up
+
+    def bytes_of(self, slab_ids: npt.NDArray[np.int32]) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of each of these slabs where they lie, uint8 [slab_bytes]. No lock is needed."""
+        size = self.slab_bytes
+        return [self.arena.data[slab * size : (slab + 1) * size] for slab in slab_ids.tolist()]
 
     def forget_corrupt(self, slab_ids: npt.NDArray[np.int32]) -> None:
         """Let nobody find what was listed over these slabs, nor what sequences over them would list."""

@@ -12,7 +12,6 @@ import grpc
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.rpc import MISSING_BYTES_KEY
 from kv_store.errors import (
-    CorruptRows,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -40,7 +39,6 @@ _STATUSES: dict[type[Exception], grpc.StatusCode] = {
     PrefixLoading: grpc.StatusCode.ABORTED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TrainingFailed: grpc.StatusCode.INTERNAL,
-    CorruptRows: grpc.StatusCode.DATA_LOSS,
 }
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.layout import Layout
 from kv_store.client.stats import DiskStats, StoreStats
-from kv_store.disk import DiskTier
+from kv_store.disk.tier import DiskTier
 from kv_store.errors import InvalidArgument, OutOfSpace, PrefixLoading
 from kv_store.gauges import read_stats
 from kv_store.prefixes import check_hashes
@@ -62,7 +62,7 @@ class Store:
             geometry = state.adopt_layout(layout)
             if self._tier is not None:
                 self._tier.adopt()
-            response_bytes = max_gather_rows * layout.row_bytes
+            response_bytes = max_gather_rows * layout.row_format.row_bytes
             slabs = state.allocate_segment(response_bytes, f"{max_gather_rows} rows of response")
             state.workers.add(worker_id, slabs)
             return Attachment(geometry.tokens_per_slab, slabs.start * state.slab_bytes, response_bytes)
@@ -271,12 +271,6 @@ class Store:
             raise InvalidArgument(
                 f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
             )
-        if (sums := self._state.row_sums) is not None:
-            geometry, last = sequence.geometry, sequence.geometry.slabs_for(num_tokens)
-            for layer in range(layer_begin, layer_end):
-                before = int(sequence.sealed[layer])
-                slabs = sequence.table[layer, before >> geometry.token_shift : last]
-                sums.take(slabs, before & geometry.token_mask)
         sealed = sequence.sealed[layer_begin:layer_end]
         np.maximum(sealed, num_tokens, out=sealed)
         if len(prefix_hashes) > len(known):
@@ -289,4 +283,4 @@ class Store:
         if hashes and not sequence.is_corrupt:
             self._state.checksums.seal(self._state.prefixes.publish(hashes, sequence.table))
             if self._tier is not None:
-                self._tier.keep_prefix(hashes, sequence.owner)
+                self._tier.keep_prefix(hashes)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import tables
 from benchmarks.commands.options import (
     Workload,
@@ -29,6 +31,7 @@ from benchmarks.figures import DecodeCase, revive
 from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
+from gpu_worker.row_format import row_format
 
 # activations, logits and the allocator's rounding
 DENSE_SPARE_BYTES = 1 << 30
@@ -77,10 +80,9 @@ def run(options: argparse.Namespace) -> int:
         for workload in workloads_of(options)
         for case in _cases(options, workload, (policy for policy in options.policies))
     ]
-    element_bytes = default_dtype(device).itemsize
+    dtype = default_dtype(device)
     plan = {
-        name: cases_of(DECODE.rivals[name], asked, shape, element_bytes)
-        for name in choose(DECODE, options.rivals)
+        name: cases_of(DECODE.rivals[name], asked, shape, dtype) for name in choose(DECODE, options.rivals)
     }
     total = options.rounds * sum(len(cases) for cases in plan.values())
     keep = keeper(options, str(device), shape, rows_of)
@@ -110,13 +112,13 @@ def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[s
 
 
 def cases_of(
-    spec: RivalSpec, asked: Sequence[DecodeCase], shape: ModelShape, element_bytes: int
+    spec: RivalSpec, asked: Sequence[DecodeCase], shape: ModelShape, dtype: torch.dtype
 ) -> list[DecodeCase]:
     """The cases of one rival: what was asked, or its dense counterpart, once each, in a batch that fits the limit."""
     cases = list(asked)
     if not spec.has_policies:
         cases = [replace(case, policy="full", budget_tokens=None, hit_rate=None) for case in cases]
-        cases = [replace(case, batch=_fitting(case, shape, element_bytes)) for case in cases]
+        cases = [replace(case, batch=_fitting(case, shape, dtype)) for case in cases]
     if spec.max_batch is not None:
         cases = [case for case in cases if case.batch <= spec.max_batch]
     if spec.max_repeats is not None:
@@ -124,12 +126,13 @@ def cases_of(
     return list(dict.fromkeys(cases))
 
 
-def _fitting(case: DecodeCase, shape: ModelShape, element_bytes: int) -> int:
+def _fitting(case: DecodeCase, shape: ModelShape, dtype: torch.dtype) -> int:
     """The largest batch up to the case's whose dense cache fits the limit beside the weights, at least 1."""
     if case.gpu_memory_limit is None:
         return case.batch
-    room = case.gpu_memory_limit - shape.num_weights * element_bytes - DENSE_SPARE_BYTES
-    return max(1, min(case.batch, room // shape.kv_bytes(case.context, element_bytes)))
+    room = case.gpu_memory_limit - shape.num_weights * dtype.itemsize - DENSE_SPARE_BYTES
+    row_bytes = row_format(shape.head_dim, dtype).row_bytes
+    return max(1, min(case.batch, room // shape.kv_bytes(case.context, row_bytes)))
 
 
 def render(content: dict[str, Any]) -> str:

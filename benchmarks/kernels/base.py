@@ -15,6 +15,8 @@ from benchmarks.figures import Spread
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import COLD_BYTES, in_turn, time_call
 from benchmarks.traces import overlap
+from gpu_worker.row_format import row_format
+from kv_store.client import RowFormat
 
 MAX_COPIES = 64
 
@@ -54,9 +56,12 @@ class Setting:
         return self.shape.head_dim
 
     @property
+    def row_format(self) -> RowFormat:
+        return row_format(self.dim, self.dtype)
+
+    @property
     def row_bytes(self) -> int:
-        """K and V of a token in one KV head."""
-        return self.shape.row_elements * self.item
+        return self.row_format.row_bytes
 
     def ints(self, value: int, *size: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.full(size, value, dtype=dtype, device=self.device)

@@ -87,7 +87,7 @@ def filled_blocks(s: Setting, batch: int, length: int) -> Arguments:
     """Queries, a pool, tables of its blocks at random, seats, lengths, scale and the greatest length."""
     size = (batch, s.heads, -(-length // BLOCK_SIZE))
     num_blocks = size[0] * size[1] * size[2]
-    pool = s.normal(num_blocks * BLOCK_SIZE, s.shape.row_elements)
+    pool = s.normal(num_blocks * BLOCK_SIZE, s.row_format.row_elements)
     tables = torch.randperm(num_blocks, device=s.device).view(size)
     query = s.normal(batch, s.shape.num_heads, s.dim)
     return query, pool, tables, s.seats(batch), s.ints(length, *size[:2]), s.dim**-0.5, length
@@ -102,7 +102,7 @@ def attend_blocks(s: Setting, at: Workload) -> Sized:
 def attend_slots(s: Setting, at: Workload) -> Sized:
     attended = min(s.budget_tokens, at.context)
     num_fixed, rows = min(FIXED_SLOTS, attended // 2), at.batch * s.heads
-    pool = cache(lambda: s.normal(rows * attended * SPREAD, s.shape.row_elements))
+    pool = cache(lambda: s.normal(rows * attended * SPREAD, s.row_format.row_elements))
 
     def make() -> Arguments:
         order = torch.randperm(pool().shape[0], dtype=torch.int32, device=s.device)
@@ -129,7 +129,7 @@ def prefill_attention(s: Setting, context: int) -> Sized:
     chunk = min(CHUNK, context // 2)
 
     def make() -> Arguments:
-        rows = s.normal(s.heads, context, s.shape.row_elements)
+        rows = s.normal(s.heads, context, s.row_format.row_elements)
         return s.normal(chunk, s.shape.num_heads, s.dim), rows, context - chunk, s.dim**-0.5
 
     num_bytes = s.heads * context * s.row_bytes + 2 * chunk * s.shape.num_heads * s.dim * s.item

@@ -14,6 +14,7 @@ from benchmarks.kernels.operation import SAME, Operation, Rival, Sized
 from gpu_worker.kernels.kmeans.reference import MAX_SCORES, sort_members
 from gpu_worker.policies.chelsea.soft_matching.reference import WeightedRows, num_matches
 from gpu_worker.policies.protokv.hash_buckets.reference import RandomFeatures
+from gpu_worker.row_format import row_format
 
 Arguments = tuple[Any, ...]
 KERNELS = "kernels."
@@ -174,7 +175,7 @@ def merge_rows(s: Setting, context: int) -> Sized:
 
     kept = context - num_merged
     # what is left is in float32
-    a_head = context * (12 + s.row_bytes) + kept * (12 + 4 * s.shape.row_elements)
+    a_head = context * (12 + s.row_bytes) + kept * (12 + row_format(s.dim, torch.float32).row_bytes)
     return Sized(f"{s.heads} x {context} to {kept}", s.heads * a_head, make)
 
 

@@ -19,6 +19,7 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.resolve.reference import resolve as fill_reference
 from gpu_worker.kernels.rows.reference import ArenaLayout
+from kv_store.client.layout import Layout, SlabGeometry
 
 Arguments = tuple[Any, ...]
 KERNELS = "kernels."
@@ -89,8 +90,7 @@ def fetch(s: Setting, size: tuple[Workload, float]) -> Sized:
     at, share = size
     selected, rows, heads = min(s.budget_tokens, at.context // 2), at.batch * s.heads, (at.batch, s.heads)
     num_missed = int(share * selected)
-    # a power of two
-    tokens_per_slab = 1 << ((SLAB_BYTES // (s.row_bytes * s.heads)).bit_length() - 1)
+    tokens_per_slab = SlabGeometry(Layout(1, s.heads, s.row_format), SLAB_BYTES).tokens_per_slab
     num_slabs, num_blocks = -(-at.context // tokens_per_slab), -(-CACHE_FACTOR * selected // BLOCK_SIZE)
 
     @cache
@@ -98,7 +98,7 @@ def fetch(s: Setting, size: tuple[Workload, float]) -> Sized:
         """Arena, slab table, block tables and pool; a layer's slabs of a sequence lie together."""
         slabs = torch.arange(at.batch * num_slabs, dtype=torch.int32, device=s.device)
         blocks = torch.randperm(rows * num_blocks, device=s.device)
-        pool = s.normal(blocks.numel() * BLOCK_SIZE, s.shape.row_elements)
+        pool = s.normal(blocks.numel() * BLOCK_SIZE, s.row_format.row_elements)
         arena = pinned_bytes(at.batch * num_slabs * SLAB_BYTES, s.device)
         return arena, slabs.view(at.batch, num_slabs), blocks.view(*heads, num_blocks), pool
 
@@ -110,7 +110,7 @@ def fetch(s: Setting, size: tuple[Workload, float]) -> Sized:
         is_missed = s.ints(0, *heads, selected, dtype=torch.bool)
         is_missed.scatter_(-1, distinct(selected, num_missed), True)
         required, slots = distinct(at.context, selected), distinct(CACHE_FACTOR * selected, selected)
-        layout = ArenaLayout(SLAB_BYTES, tokens_per_slab, s.row_bytes)
+        layout = ArenaLayout(SLAB_BYTES, tokens_per_slab, s.row_format)
         out = s.ints(0, *heads, selected, dtype=torch.int32)
         return arena, layout, slabs, tables, s.seats(at.batch), required, slots, is_missed, pool, out
 
@@ -136,7 +136,7 @@ def store_token(s: Setting, size: tuple[int, bool]) -> Sized:
     arena = cache(lambda: pinned_bytes(rows * SPREAD * s.row_bytes, s.device) if has_arena else None)
 
     def make() -> Arguments:
-        pool = s.normal(rows * SPREAD, s.shape.row_elements)
+        pool = s.normal(rows * SPREAD, s.row_format.row_elements)
         slots = torch.randperm(len(pool), device=s.device)[:rows].view(batch, s.heads)
         keys, values = (s.normal(batch, s.heads, s.dim) for _ in range(2))
         return keys, values, pool, slots, arena(), slots * s.row_bytes if has_arena else None

@@ -17,9 +17,8 @@ from benchmarks.figures import DecodeCase, PrefillCase
 from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store
-from gpu_worker.caches import HotCacheSize
-from gpu_worker.config import row_type
-from gpu_worker.engine.assemble import EngineOptions, assemble
+from gpu_worker.caches import HotCacheSize, LayerMap
+from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prompts.in_progress import MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -28,7 +27,7 @@ from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.registry import option_names, registry
 from gpu_worker.records import Budget, GenerationRequest, IndexDevice, SamplingParams
-from kv_store.client import Layout, StoreClient
+from kv_store.client import StoreClient
 
 PREFILL_CHUNK = 8192
 # Between looks at an arena that is being registered.
@@ -89,7 +88,8 @@ def running_engine(
     have slots for all tokens no room in the store, which takes long to register. Raises NotMeasurable.
     """
     model, batch = house.model, house.batch
-    slots, config, dtype = house.slots(limit, index_device), model.config, model.decoder.dtype
+    slots = house.slots(limit, index_device)
+    layout = arena_layout(model, LayerMap.with_full(model.config.num_layers))
     options = EngineOptions(
         max_model_len=house.capacity,
         slot_bytes=slots.num_bytes,
@@ -99,18 +99,11 @@ def running_engine(
         policies=policies,
         index_device=index_device,
     )
-    token_bytes = config.num_layers * config.num_kv_heads * 2 * config.head_dim * dtype.itemsize
     # Only sequences that recall have rows in the store.
     is_stored = stores_rows and house.policy.family is Family.RECALL
-    stored = batch * house.capacity * token_bytes if is_stored else 0
-    slabs = -(-int(1.1 * stored) // (2 << 20)) + 8 * config.num_layers * batch
+    stored = batch * house.capacity * layout.num_layers * layout.token_bytes if is_stored else 0
+    slabs = -(-int(1.1 * stored) // (2 << 20)) + 8 * layout.num_layers * batch
     with running_store(slabs * (2 << 20), num_trainers) as target:
-        layout = Layout(
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            row_type(str(dtype).removeprefix("torch.")),
-        )
         client = StoreClient.connect(target, layout, worker_id="benchmark")
         engine = assemble(model, client, options, make_prefill)
         # Registering memory with CUDA holds up the launches of whoever is measured.

@@ -29,6 +29,7 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import ErrorEvent, Event, IndexDevice
+from gpu_worker.row_format import row_format
 from gpu_worker.state.sequence import Sequence, Status
 
 # A policy that compresses again more rarely than this is not waited for: spread over so many steps it costs nothing.
@@ -89,11 +90,12 @@ class CarrelDecode:
                 "a sequence ended before the last step"
             )
             usage = running[0].usage()
+            row_bytes = row_format(self._shape.head_dim, default_dtype(self._device)).row_bytes
             offloaded = sum(one.num_tokens for one in running if one.offloads)
             return DecodeFigures(
                 Spread.of(times),
                 peak_bytes(self._device),
-                host_bytes=self._shape.kv_bytes(offloaded, default_dtype(self._device).itemsize),
+                host_bytes=self._shape.kv_bytes(offloaded, row_bytes),
                 bytes_moved=moved,
                 hit_rate=1 - num_missed / num_selected if num_selected else None,
                 attended_tokens=usage.attended_tokens + usage.window_tokens,

@@ -42,7 +42,7 @@ class DenseModel:
             return torch.ones(shape.hidden_size, device=device, dtype=dtype)
 
         width, heads = shape.hidden_size, shape.num_heads * shape.head_dim
-        qkv = heads + 2 * shape.num_kv_heads * shape.head_dim
+        qkv = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
         self.embed = matrix(shape.vocab_size, width)
         self.head = self.embed if shape.tie_word_embeddings else matrix(shape.vocab_size, width)
         self.final_norm = norm()

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.errors import NotMeasurable
 from gpu_worker.caches.layer_map import LayerMap
+from gpu_worker.engine.assemble import cache_shape
 from gpu_worker.engine.memory import MemoryPlan
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
@@ -18,7 +19,7 @@ from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget, IndexDevice
 from gpu_worker.state.sequence import ring_size
-from gpu_worker.state.slot_pool import blocks_of_heads, num_blocks
+from gpu_worker.state.slot_pool import block_bytes, blocks_of_heads, num_blocks
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,7 @@ class House:
 
     @property
     def shape(self) -> CacheShape:
-        config, decoder = self.model.config, self.model.decoder
-        return CacheShape(
-            max_num_seqs=self.batch,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            group_size=config.group_size,
-            head_dim=config.head_dim,
-            max_model_len=self.capacity,
-            scale=decoder.attention_scale,
-            device=decoder.device,
-            dtype=decoder.dtype,
-        )
+        return cache_shape(self.model, self.batch, self.capacity)
 
     def slots(self, limit: int | None, index_device: IndexDevice) -> Slots:
         """limit: of device memory, in bytes. Raises NotMeasurable where the sequences do not fit it side by side."""
@@ -104,7 +94,7 @@ class House:
 
     @property
     def _block_bytes(self) -> int:
-        return BLOCK_SIZE * 2 * self.shape.head_dim * self.shape.dtype.itemsize
+        return block_bytes(self.shape.row_format)
 
     def room_beside_slots(self, limit: int, index_device: IndexDevice) -> int:
         """Bytes of slots that the engine would take within the limit."""

@@ -15,6 +15,7 @@ from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import time_blocking
+from gpu_worker.row_format import row_format
 
 
 def random_model(shape: ModelShape, device: torch.device, max_len: int) -> Any:
@@ -51,7 +52,8 @@ class TransformersDecode:
             token_ids.copy_(logits[:, -1:].argmax(-1))
 
         micros = time_blocking(step, case.steps, self._device)
-        kv_bytes = self._shape.kv_bytes(case.batch * case.context, default_dtype(self._device).itemsize)
+        row_bytes = row_format(self._shape.head_dim, default_dtype(self._device)).row_bytes
+        kv_bytes = self._shape.kv_bytes(case.batch * case.context, row_bytes)
         return DecodeFigures(
             micros.scaled(1e-3),
             peak_bytes(self._device),

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpu_worker.caches.snapshots import LanePlace, Snapshot
 from gpu_worker.policies.base import CacheShape, PromptAttention, StepAttention
 from gpu_worker.policies.recall import IndexJob
+from gpu_worker.row_format import keys_and_values
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables
@@ -99,7 +100,7 @@ class Cache(ABC):
     def store_layers(self, sequence: Sequence, rows: Tensor) -> None:
         """`store` all layers, of which no queries are read. rows: [L, H_kv, n, 2d]."""
         for layer, of_layer in enumerate(rows):
-            self.store(sequence, layer, of_layer, of_layer.new_empty(0, 0, of_layer.shape[2] // 2))
+            self.store(sequence, layer, of_layer, queries=keys_and_values(of_layer)[0][:0, :0])
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
         """What the store must train of a prefilled layer of the sequence; None: nothing."""

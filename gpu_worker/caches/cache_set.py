@@ -115,7 +115,7 @@ class CacheSet:
         """
         alone = self._blocks(sequence, sequence.sure_tokens, self._pool.num_blocks)
         if alone > self._pool.num_blocks:
-            missing = (alone - self._pool.num_blocks) * BLOCK_SIZE * self._pool.row_bytes
+            missing = (alone - self._pool.num_blocks) * self._pool.block_bytes
             raise NeverFits(
                 f"the request needs {missing} bytes of slots more than the pool has; give more with "
                 "--slot-memory, or ask for fewer tokens"

@@ -14,6 +14,7 @@ from gpu_worker.models import Decoder
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.infinigen.policy import gram, skew_of
 from gpu_worker.policies.outlier_heads.scan import outlier_scores
+from gpu_worker.row_format import empty_rows
 
 PREFILL_CHUNK = 2048
 # (layers done, layers in all), over all samples
@@ -75,7 +76,7 @@ def observe_layer(
     config, num_tokens = decoder.config, hidden.shape[0]
     positions = torch.arange(num_tokens, device=hidden.device)
     queries = hidden.new_empty(num_tokens, config.num_heads, config.head_dim)
-    rows = hidden.new_empty(config.num_kv_heads, num_tokens, 2 * config.head_dim)
+    rows = empty_rows(decoder.row_format, config.num_kv_heads, num_tokens, device=hidden.device)
     output = hidden if layer == config.num_layers - 1 else torch.empty_like(hidden)
     for begin in range(0, num_tokens, chunk):
         span = slice(begin, begin + chunk)

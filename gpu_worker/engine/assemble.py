@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from gpu_worker.caches import Cache, CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.layer_map import FULL, POLICY, LayerMap
 from gpu_worker.caches.probe import Probe
@@ -26,10 +24,10 @@ from gpu_worker.policies.registry import AUTO, LONG, registry
 from gpu_worker.records import Budget, EngineInfo, IndexDevice
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import ring_size
-from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.state.slot_pool import BlockTables, SlotPool, block_bytes
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain, model_root
-from kv_store.client import StoreClient
+from kv_store.client import Layout, RowFormat, StoreClient
 
 # Makes a cache of layers of this shape, whose slots lie in the pool where the tables say.
 MakeCache = Callable[[CacheShape, SlotPool, BlockTables], Cache]
@@ -91,15 +89,15 @@ def assemble(
     make_decode: takes what DecodeStep does.
     """
     decoder, config = model.decoder, model.config
-    device, dtype = decoder.device, decoder.dtype
+    device = decoder.device
     shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
     layers = options.layers or LayerMap.with_full(config.num_layers)
     make_cache = {FULL: DenseCache, **options.more_caches}
     _check_layers(layers, config.num_layers, make_cache, client)
     # Before the pool takes the memory.
     root = model_root(model)
-    num_blocks = count_blocks(options.slot_bytes, config, dtype)
-    pool = SlotPool(num_blocks, 2 * config.head_dim, dtype, device)
+    num_blocks = count_blocks(options.slot_bytes, config, shape.row_format)
+    pool = SlotPool(num_blocks, shape.row_format, device)
     max_slots = options.max_model_len + BLOCK_SIZE
     shapes = {name: shape.part(layers.layers_of(name)) for name in (*layers.names, POLICY)}
     tables = {
@@ -109,7 +107,6 @@ def assemble(
     offloader = Offloader(
         client,
         layers.num_kept,
-        dtype,
         device,
         num_seats=options.max_num_seqs,
         max_model_len=options.max_model_len,
@@ -169,9 +166,9 @@ def assemble(
     )
 
 
-def count_blocks(slot_bytes: int, config: ModelConfig, dtype: torch.dtype) -> int:
+def count_blocks(slot_bytes: int, config: ModelConfig, row_format: RowFormat) -> int:
     """Blocks of slots in this memory. Raises ConfigError when they are too few."""
-    num_blocks = slot_bytes // (BLOCK_SIZE * 2 * config.head_dim * dtype.itemsize)
+    num_blocks = slot_bytes // block_bytes(row_format)
     if num_blocks < config.num_layers * config.num_kv_heads:
         raise ConfigError(
             f"--slot-memory {slot_bytes} holds {num_blocks} blocks; one for each of "
@@ -202,6 +199,11 @@ def usual_prefill(decoder: Decoder, options: EngineOptions) -> MakePrefill:
     return PrefillChoice(ShortPass(decoder, min(options.prefill_chunk, options.max_model_len)))
 
 
+def arena_layout(model: LoadedModel, layers: LayerMap) -> Layout:
+    """The layout of the arena that keeps the model's rows in some of the layers."""
+    return Layout(layers.num_kept, model.config.num_kv_heads, model.decoder.row_format)
+
+
 def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:
     decoder, config = model.decoder, model.config
     if any(each.sinks or each.soft_cap for each in config.attentions):
@@ -211,7 +213,7 @@ def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> Ca
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         group_size=config.group_size,
-        head_dim=config.head_dim,
+        row_format=decoder.row_format,
         max_model_len=max_model_len,
         scale=decoder.attention_scale,
         device=decoder.device,

@@ -11,15 +11,13 @@ from typing import cast
 
 import torch
 
-from carrel.process.faults import Faults, read_faults
 from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
-from gpu_worker.config import WorkerConfig, find_device, find_dtype, row_type
+from gpu_worker.config import WorkerConfig, find_device, find_dtype
 from gpu_worker.engine.admission.admission import FEW_TOKENS, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.assemble import EngineOptions, assemble, cache_shape, count_blocks, usual_prefill
+from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble, cache_shape, count_blocks
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process
 from gpu_worker.engine.steps.earlier_pool import EarlierPool
 from gpu_worker.engine.workload import Workload
@@ -34,8 +32,9 @@ from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import AUTO, CALIBRATED, LONG, option_names, registry
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
+from gpu_worker.row_format import row_format
 from gpu_worker.store.traces import Traces
-from kv_store.client import Layout, StoreClient, StoreError
+from kv_store.client import StoreClient, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ MAX_GATHER_ROWS = 1 << 15
 STORE_CALL_SECONDS = 1.0
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
-NO_FAULTS = Faults()
 # Requests at once, by default.
 CPU_SEQS, GPU_SEQS = 8, 32
 
@@ -57,9 +55,6 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
     """Load the model, attach to the store, allocate the memory. traces: that calls to the store are part of; None: of
     none. Raises ConfigError, ModelError, StoreUnavailable."""
     device = torch.device(find_device(config.device))
-    faults = read_faults(config.faults)
-    if faults:
-        logger.warning("faults on purpose (--faults): %s", faults)
     if device.type == "cuda":
         log_compiled()
     calibration, policies = _chosen_policies(config)
@@ -95,17 +90,9 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         captures_graphs=not config.enforce_eager,
     )
     report("attach to the KV store", 0, 1)
-    client = connect_store(config, model, layers, faults, traces)
+    client = connect_store(config, model, layers, traces)
     report("attach to the KV store", 1, 1)
-    if not faults:
-        return assemble(model, client, options)
-    return assemble(
-        model,
-        client,
-        options,
-        faulty_prefill(faults, usual_prefill(model.decoder, options)),
-        faulty_decode(faults),
-    )
+    return assemble(model, client, options)
 
 
 def check_options(config: WorkerConfig) -> None:
@@ -129,7 +116,7 @@ def check_options(config: WorkerConfig) -> None:
     _max_model_len(config, model)
     compute_dtype = getattr(torch, dtype) if dtype else checkpoint_dtype(model)
     if config.slot_memory_bytes is not None:
-        count_blocks(config.slot_memory_bytes, model, compute_dtype)
+        count_blocks(config.slot_memory_bytes, model, row_format(model.head_dim, compute_dtype))
 
 
 def _chosen_policies(config: WorkerConfig) -> tuple[Calibration | None, dict[str, Policy]]:
@@ -183,19 +170,13 @@ def configured_policies(config: WorkerConfig, calibration: Calibration | None) -
 
 
 def connect_store(
-    config: WorkerConfig,
-    model: LoadedModel,
-    layers: LayerMap,
-    faults: Faults = NO_FAULTS,
-    traces: Traces | None = None,
+    config: WorkerConfig, model: LoadedModel, layers: LayerMap, traces: Traces | None = None
 ) -> StoreClient:
     """Attach to the store, which is to keep some of the layers. Raises StoreUnavailable with the store's own reason."""
-    sizes, dtype_name = model.config, str(model.decoder.dtype).removeprefix("torch.")
-    layout = Layout(layers.num_kept, sizes.num_kv_heads, sizes.head_dim, row_type(dtype_name))
     try:
-        return faulty_connect(faults)(
+        return StoreClient.connect(
             config.store,
-            layout,
+            arena_layout(model, layers),
             worker_id=f"worker-{os.getpid()}-{uuid.uuid4().hex[:8]}",
             transport=config.transport,
             max_gather_rows=MAX_GATHER_ROWS,
@@ -305,8 +286,7 @@ def available_host_bytes() -> int:
 def _max_full_tokens(config: WorkerConfig, shape: CacheShape, policies: dict[str, Policy]) -> int:
     if shape.device.type != "cuda":
         return FEW_TOKENS
-    row_bytes = 2 * shape.head_dim * shape.dtype.itemsize
     bandwidth = copy_bandwidth(shape.device)
     num_rows = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads * shape.max_model_len
     code_bytes = index_bytes(policies[LONG], shape) // num_rows
-    return max_full_tokens(shape, row_bytes, config.budget, code_bytes, bandwidth)
+    return max_full_tokens(shape, config.budget, code_bytes, bandwidth)

@@ -133,7 +133,7 @@ def limit_process(device: torch.device, limit: int) -> None:
 def seat_bytes(workload: Workload) -> int:
     """State of every seat that does not depend on the policy."""
     shape = replace(workload.shape, device=torch.device("meta"))
-    pool = SlotPool(1, 2 * shape.head_dim, workload.dtype, shape.device)
+    pool = SlotPool(1, shape.row_format, shape.device)
     max_slots = shape.max_model_len + BLOCK_SIZE
     tables = BlockTables(pool, shape.max_num_seqs, shape.num_layers, shape.num_kv_heads, max_slots)
     of_policies = replace(workload.policy_shape, device=shape.device)

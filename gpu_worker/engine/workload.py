@@ -55,7 +55,7 @@ class Workload:
     @property
     def head_layer_bytes(self) -> int:
         """One token's rows in one layer."""
-        return self.shape.num_kv_heads * 2 * self.shape.head_dim * self.dtype.itemsize
+        return self.shape.num_kv_heads * self.shape.row_format.row_bytes
 
     @property
     def token_bytes(self) -> int:

@@ -10,6 +10,8 @@ from gpu_worker.layers.layer import Layer
 from gpu_worker.layers.norm import Norm, normed
 from gpu_worker.layers.rope import Rope
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.row_format import row_format
+from kv_store.client import RowFormat
 
 
 class Decoder(torch.nn.Module):
@@ -50,6 +52,11 @@ class Decoder(torch.nn.Module):
         return self.embedding.weight.dtype
 
     @property
+    def row_format(self) -> RowFormat:
+        """Of the rows that `project_qkv` fills."""
+        return row_format(self.config.head_dim, self.dtype)
+
+    @property
     def attention_scale(self) -> float:
         """The factor on q·k before the softmax, of every layer."""
         return self.config.layers[0].attention.scale
@@ -70,8 +77,8 @@ class Decoder(torch.nn.Module):
         `hidden` [T, hidden_size], `positions` int64 [T], each below `config.max_model_len`. Returns queries
         [T, num_heads, head_dim] and keys, values [T, num_kv_heads, head_dim]. They are views into shared
         buffers: a token's heads lie together, the step from token to token may be longer (not so queries and
-        keys on a GPU, which are contiguous). `hidden` is only read. rows: [num_kv_heads, T, 2 head_dim], of contiguous
-        elements, to be filled with keys and values, of which those that are returned are views then.
+        keys on a GPU, which are contiguous). `hidden` is only read. rows: [num_kv_heads, T, row_elements], contiguous
+        in the last, to be filled with keys and values, of which those that are returned are views then.
         """
         return self._layers[layer].project_qkv(hidden, positions, rows)
 

@@ -16,6 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kv_store.client import RowFormat
+
 
 class Family(enum.Enum):
     """Where attended rows come from: slots of all tokens, slots of what a policy keeps of the prompt, or the arena
@@ -30,14 +32,15 @@ class Family(enum.Enum):
 class CacheShape:
     """Sizes that every piece of KV state is built from.
 
-    dtype: of the model's keys. layers: which layers of the model these are, where a cache serves some; None: all.
+    row_format: of rows in slots and in the arena. dtype: of the model's keys. layers: which layers of the model these
+    are, where a cache serves some; None: all.
     """
 
     max_num_seqs: int
     num_layers: int
     num_kv_heads: int
     group_size: int
-    head_dim: int
+    row_format: RowFormat
     max_model_len: int
     scale: float
     device: torch.device
@@ -47,6 +50,10 @@ class CacheShape:
     def part(self, layers: tuple[int, ...]) -> CacheShape:
         """The same of some of the model's layers, one behind another."""
         return replace(self, num_layers=len(layers), layers=layers)
+
+    @property
+    def head_dim(self) -> int:
+        return self.row_format.head_dim
 
     def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.policies.base import Family, Plan, Policy, StepAttention, StepQueries
+from gpu_worker.row_format import keys_and_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class LayerRows:
         num_tokens = rows.shape[1]
         if positions is None:
             positions = prompt_positions(rows)
-        keys, values = rows.split(rows.shape[2] // 2, dim=2)
+        keys, values = keys_and_values(rows)
         return cls(layer, num_layers, num_tokens, keys, values, positions, queries, scale, seed, is_even=True)
 
     @property

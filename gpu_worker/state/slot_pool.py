@@ -14,6 +14,8 @@ from torch import Tensor
 from gpu_worker.device import to_device
 from gpu_worker.errors import CapacityError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.row_format import empty_rows
+from kv_store.client import RowFormat
 
 BlockIds = npt.NDArray[np.int64]
 
@@ -21,13 +23,14 @@ BlockIds = npt.NDArray[np.int64]
 class SlotPool:
     """Blocks of 64 slots and the queue of free ones: what was freed last is taken last, and keeps its rows longest.
 
-    rows: [num_blocks * 64, 2d], K then V. Freed blocks keep their bytes: readers go by lengths, never by content.
+    rows: [num_blocks * 64, row_elements]. Freed blocks keep their bytes: readers go by lengths, never by content.
     num_allocations: so many there were; `taken_at` says in which of them each block was taken last, 0 for never.
     """
 
-    def __init__(self, num_blocks: int, row_elements: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, num_blocks: int, row_format: RowFormat, device: torch.device) -> None:
         self.num_blocks = num_blocks
-        self.rows = torch.empty(num_blocks * BLOCK_SIZE, row_elements, dtype=dtype, device=device)
+        self.row_format = row_format
+        self.rows = empty_rows(row_format, num_blocks * BLOCK_SIZE, device=device)
         # A prompt of 128K takes half a million: they are moved in arrays. From `_first` on `num_free_blocks` are free,
         # around the end.
         self._free: BlockIds = np.arange(num_blocks)
@@ -37,8 +40,8 @@ class SlotPool:
         self.taken_at: BlockIds = np.zeros(num_blocks, np.int64)
 
     @property
-    def row_bytes(self) -> int:
-        return self.rows.shape[1] * self.rows.element_size()
+    def block_bytes(self) -> int:
+        return block_bytes(self.row_format)
 
     @property
     def num_used_slots(self) -> int:
@@ -49,7 +52,7 @@ class SlotPool:
         missing."""
         left = self.num_free_blocks - num_blocks
         if left < 0:
-            missing = -left * BLOCK_SIZE * self.row_bytes
+            missing = -left * self.block_bytes
             raise CapacityError(f"{missing} bytes of slots are missing; give more with --slot-memory")
         taken = np.concatenate([self._free[places] for places in self._queue(0, num_blocks)])
         self._first = (self._first + num_blocks) % max(1, self.num_blocks)
@@ -152,7 +155,7 @@ class BlockTables:
 
     def held_bytes(self, seat: int) -> int:
         """Of the slots that a seat holds in all layers; 0 for none."""
-        return self.num_held(seat) * BLOCK_SIZE * self._pool.row_bytes
+        return self.num_held(seat) * self._pool.block_bytes
 
     def extend(self, seat: int, num_slots: int) -> None:
         """Give every KV head blocks for `num_slots` slots, with those that it has, which are as many in all layers.
@@ -190,6 +193,11 @@ def physical_slots(tables: Tensor, slots: Tensor) -> Tensor:
     """Pool rows of logical slots. tables: int64 [..., max_blocks]; slots: int64 [..., A], -1 stays -1."""
     blocks = tables.gather(-1, slots.clamp(min=0) // BLOCK_SIZE)
     return (blocks * BLOCK_SIZE + slots % BLOCK_SIZE).masked_fill(slots < 0, -1)
+
+
+def block_bytes(row_format: RowFormat) -> int:
+    """Bytes of a block's rows."""
+    return BLOCK_SIZE * row_format.row_bytes
 
 
 def num_blocks(num_slots: int) -> int:

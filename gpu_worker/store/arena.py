@@ -119,7 +119,7 @@ def map_arena(client: StoreClient, num_seats: int, max_model_len: int, device: t
         registration.start()
     return ArenaView(
         mapping,
-        ArenaLayout(client.slab_bytes, client.tokens_per_slab, layout.row_bytes),
+        ArenaLayout(client.slab_bytes, client.tokens_per_slab, layout.row_format),
         layout.num_kv_heads,
         (num_seats, layout.num_layers, num_slabs),
         device,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.row_format import row_dtype
 from gpu_worker.store.kv_meter import KVMeter
 from gpu_worker.store.link import StoreLink
 from kv_store.client import RowsWanted, StoreClient
@@ -19,13 +20,10 @@ class HostPath:
     """Puts and gathers rows through the store's client. Raises what `StoreLink.call_once` raises: it is used in the
     middle of a step, which cannot be repeated."""
 
-    def __init__(
-        self, client: StoreClient, link: StoreLink, meter: KVMeter, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, client: StoreClient, link: StoreLink, meter: KVMeter, device: torch.device) -> None:
         self._client = client
         self._link = link
         self._meter = meter
-        self._dtype = dtype
         self._device = device
 
     def put(self, sequence_id: str, layer: int, begin: int, data: npt.NDArray[np.uint8]) -> None:
@@ -47,8 +45,9 @@ class HostPath:
     def rows(self, data: npt.NDArray[np.uint8]) -> Tensor:
         """A copy of rows uint8 [n, row_bytes]: [n, 2d] on the device."""
         with self._meter.copy.timed() if len(data) else contextlib.nullcontext():
-            flat = torch.from_numpy(np.array(data).ravel()).view(self._dtype)
-            return flat.view(len(data), data.shape[1] // self._dtype.itemsize).to(self._device)
+            row_format = self._client.layout.row_format
+            flat = torch.from_numpy(np.array(data).ravel()).view(row_dtype(row_format))
+            return flat.view(len(data), row_format.row_elements).to(self._device)
 
 
 def host_bytes(rows: Tensor) -> npt.NDArray[np.uint8]:

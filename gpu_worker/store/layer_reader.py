@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.device import Mark
+from gpu_worker.row_format import row_word
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.layer_writer import STAGE_BYTES, contiguous_runs
 from gpu_worker.store.side_stream import SideStream
@@ -21,11 +22,11 @@ class LayerReader:
         layout = arena.layout
         self._arena = arena
         self._device = device
-        self._used_bytes = arena.num_kv_heads * layout.tokens_per_slab * layout.row_bytes
+        self._used_bytes = arena.num_kv_heads * layout.tokens_per_slab * layout.row_format.row_bytes
         self._most = max(1, stage_bytes // layout.slab_bytes)
         self._beside = SideStream(device)
         # Moved in the widest words that a row is a multiple of, as they were written.
-        self._word = torch.int64 if layout.row_bytes % 8 == 0 else torch.int32
+        self._word = row_word(layout.row_format.row_bytes)
         self._stage: Tensor | None = None
         self._staged_heads: Tensor | None = None
 

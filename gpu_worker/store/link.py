@@ -16,7 +16,6 @@ from gpu_worker.errors import (
     ArenaFull,
     CapacityError,
     PrefixLoading,
-    RowsCorrupt,
     StoreSilent,
     StoreUnavailable,
 )
@@ -26,7 +25,6 @@ from gpu_worker.store.kv_meter import KVMeter
 from gpu_worker.store.prefixes import KnownPrefixes
 from gpu_worker.store.sessions import NO_SESSION, SessionName
 from kv_store.client import (
-    CorruptRows,
     HandoffRefused,
     StaleEpoch,
     StoreClient,
@@ -210,7 +208,7 @@ class StoreLink:
         return True
 
     def call(self, operation: Callable[[], Result]) -> Result:
-        """Its result. Raises ArenaFull, CapacityError, PrefixLoading, RowsCorrupt, StoreSilent or StoreUnavailable
+        """Its result. Raises ArenaFull, CapacityError, PrefixLoading, StoreSilent or StoreUnavailable
         where the store's client raises.
 
         Their texts are for users: what names sockets and sequences goes to the log.
@@ -231,11 +229,6 @@ class StoreLink:
                 logger.warning("the KV store is lost: %s", error)
             self.is_attached = False
             raise StoreUnavailable("the KV store does not answer, or has lost the request's rows") from error
-        except CorruptRows as error:
-            logger.warning("rows are lost: %s", error)
-            raise RowsCorrupt(
-                "rows that the request needs were corrupt in the KV store; try again"
-            ) from error
         except StoreError as error:
             logger.warning("the KV store failed: %s", error)
             raise StoreUnavailable(

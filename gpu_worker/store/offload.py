@@ -47,7 +47,6 @@ class Offloader:
         self,
         client: StoreClient,
         num_layers: int,
-        dtype: torch.dtype,
         device: torch.device,
         *,
         num_seats: int = 0,
@@ -67,7 +66,7 @@ class Offloader:
         self.known = KnownPrefixes()
         self._link = StoreLink(client, self._arena, self._extents, self.known, self.meter)
         self._call = self._link.call
-        self._host = HostPath(client, self._link, self.meter, dtype, device)
+        self._host = HostPath(client, self._link, self.meter, device)
         self._rows = SlabRows(client, self._link, self._arena, self._host, device)
         self.sessions = Sessions(client, model)
         self.copies = PromptCopies(

@@ -84,7 +84,7 @@ class StoreReads:
 
     def count(self, sequence: Sequence, num_rows: int) -> None:
         """Add rows of one KV head to what the sequence has fetched."""
-        num_bytes = num_rows * self._client.layout.row_bytes
+        num_bytes = num_rows * self._client.layout.row_format.row_bytes
         sequence.meter.missed_rows += num_rows
         sequence.fetched_bytes += num_bytes
         self.fetched_bytes += num_bytes

@@ -29,6 +29,7 @@ from kv_store.client.indexes import (
     check_metric,
 )
 from kv_store.client.layout import Layout
+from kv_store.client.row_format import RowFormat
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted
 from kv_store.client.rpc import check_edition
 from kv_store.client.stats import CallStats, SequenceStats, SessionInfo, StoreStats
@@ -49,6 +50,7 @@ __all__ = [
     "NotInStore",
     "PQParams",
     "PrefixLoading",
+    "RowFormat",
     "RowsWanted",
     "SequenceStats",
     "SessionInfo",

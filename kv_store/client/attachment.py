@@ -118,11 +118,6 @@ def attach(
                 f"the store cuts slabs into {reply.tokens_per_slab} tokens, this client into "
                 f"{geometry.tokens_per_slab}: run the same version on both sides"
             )
-        if reply.verifies_reads and transport.reads_in_place:
-            raise InvalidStoreRequest(
-                "the store compares rows with their checksums as it gathers them (--verify-reads): give --transport "
-                "shm or grpc"
-            )
         mapped = transport(rpc, layout, worker_id, reply, timeout_seconds)
         stack.callback(mapped.close)
         beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)

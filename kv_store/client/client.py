@@ -284,7 +284,7 @@ class StoreClient:
                 f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
             )
         slabs = [self._tables.get(item.sequence_id).readable(layer, item) for item in wanted]
-        with self._gather_lock, attached.noting_loss(), self._proofs.counting():
+        with self._gather_lock, attached.noting_loss():
             rows = attached.transport.gather(layer, wanted, slabs)
             # Without a lease the slabs may have become another's while they were read.
             attached.lease.check()
@@ -297,7 +297,7 @@ class StoreClient:
         scale: of the model's attention. Raises InvalidStoreRequest for tokens that are not sealed or in no index,
         NotInStore.
         """
-        return top_k(self._attached, self._proofs, layer, wanted, scale)
+        return top_k(self._attached, layer, wanted, scale)
 
     def end(
         self,

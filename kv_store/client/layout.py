@@ -1,4 +1,4 @@
-"""What a row is, and where a row lies within a slab."""
+"""The rows that an arena holds, and where a row lies within a slab."""
 
 from __future__ import annotations
 
@@ -8,50 +8,32 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.row_format import RowFormat
 
 LAYOUT_VERSION = 2
-ITEM_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MAX_LAYERS = 1024
 MAX_KV_HEADS = 1024
-MAX_HEAD_DIM = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape and type of the rows. A row is one token's K then V in one KV head: 2 * head_dim elements.
-
-    Raises InvalidStoreRequest for a size out of range or an unknown row type.
-    """
+    """Number and format of a token's rows. Raises InvalidStoreRequest for a number out of range."""
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
-    row_type: str = "bf16"
+    row_format: RowFormat
 
     def __post_init__(self) -> None:
-        limits = {"num_layers": MAX_LAYERS, "num_kv_heads": MAX_KV_HEADS, "head_dim": MAX_HEAD_DIM}
+        limits = {"num_layers": MAX_LAYERS, "num_kv_heads": MAX_KV_HEADS}
         for name, limit in limits.items():
             value = getattr(self, name)
             if not 1 <= value <= limit:
                 raise InvalidStoreRequest(f"layout: {name} is {value}, it must be from 1 to {limit}")
-        if self.row_type not in ITEM_SIZES:
-            known = ", ".join(ITEM_SIZES)
-            raise InvalidStoreRequest(f"layout: row type {self.row_type!r} is none of {known}")
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element."""
-        return ITEM_SIZES[self.row_type]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row, K and V."""
-        return 2 * self.head_dim * self.itemsize
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token in one layer, all KV heads."""
-        return self.num_kv_heads * self.row_bytes
+        return self.num_kv_heads * self.row_format.row_bytes
 
 
 class SlabGeometry:
@@ -79,7 +61,7 @@ class SlabGeometry:
 
     def rows(self, arena: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """The whole arena as uint8 [num_slabs, num_kv_heads, tokens_per_slab, row_bytes], without a copy."""
-        row_bytes = self.layout.row_bytes
+        row_bytes = self.layout.row_format.row_bytes
         shape = (arena.size // self.slab_bytes, self.layout.num_kv_heads, self.tokens_per_slab, row_bytes)
         strides = (self.slab_bytes, self.tokens_per_slab * row_bytes, row_bytes, 1)
         view = np.ndarray(shape, np.uint8, buffer=arena, strides=strides)
@@ -91,4 +73,4 @@ class SlabGeometry:
 
         Picking rows by number copies an item at once instead of byte by byte.
         """
-        return self.rows(arena).view(f"V{self.layout.row_bytes}")[..., 0]
+        return self.rows(arena).view(f"V{self.layout.row_format.row_bytes}")[..., 0]

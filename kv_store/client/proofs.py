@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 
 from carrel.process.ready_threads import ReadyThreads
@@ -42,18 +40,11 @@ class Proofs:
         return self._builds.submit(self._build, attached, request)
 
     def _build(self, attached: Attachment, request: pb.BuildIndexRequest) -> IndexSegment:
-        with contextlib.suppress(CorruptRows), self.counting():
-            return build_and_fetch(attached, request)
-        return build_and_fetch(attached, request)
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count the CorruptRows that is raised within."""
         try:
-            yield
+            return build_and_fetch(attached, request)
         except CorruptRows:
             self._count(1)
-            raise
+            return build_and_fetch(attached, request)
 
     def close(self) -> None:
         for threads in (self._builds, self._threads):

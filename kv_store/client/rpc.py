@@ -15,7 +15,6 @@ from carrel.process.version import Edition
 from kv_store.client import wire
 from kv_store.client.channel import open_channel
 from kv_store.client.errors import (
-    CorruptRows,
     InvalidStoreRequest,
     NotInStore,
     PrefixLoading,
@@ -64,7 +63,6 @@ _ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.NOT_FOUND: NotInStore,
     grpc.StatusCode.UNAUTHENTICATED: TokenRefused,
     grpc.StatusCode.UNIMPLEMENTED: VersionMismatch,
-    grpc.StatusCode.DATA_LOSS: CorruptRows,
 }
 
 

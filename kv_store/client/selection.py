@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from kv_store.client.attachment import Attachment
 from kv_store.client.errors import StoreError, refusing_odd_fields
-from kv_store.client.proofs import Proofs
 from kv_store.client.rows import TopKWanted
 from kv_store.client.rpc import MAX_MESSAGE_BYTES
 from kv_store.v1 import kv_store_pb2 as pb
@@ -19,22 +18,20 @@ Rows = npt.NDArray[np.uint8]
 
 
 def top_k(
-    attached: Attachment, proofs: Proofs, layer: int, wanted: Sequence[TopKWanted], scale: float
+    attached: Attachment, layer: int, wanted: Sequence[TopKWanted], scale: float
 ) -> tuple[list[Positions], Rows]:
     """See `StoreClient.top_k`. One call, or as many as the messages' size asks for."""
     layout = attached.geometry.layout
-    heads, row_bytes = layout.num_kv_heads, layout.row_bytes
+    heads, row_bytes = layout.num_kv_heads, layout.row_format.row_bytes
     request = _request(attached.epoch, attached.worker_id, layer, wanted, scale)
     if request.ByteSize() > MAX_MESSAGE_BYTES and len(wanted) > 1:
         half = len(wanted) // 2
-        first, second = (
-            top_k(attached, proofs, layer, part, scale) for part in (wanted[:half], wanted[half:])
-        )
+        first, second = (top_k(attached, layer, part, scale) for part in (wanted[:half], wanted[half:]))
         return [*first[0], *second[0]], np.concatenate([first[1], second[1]])
     counts = [min(item.k, item.token_end - item.token_begin) for item in wanted]
     most_rows = sum(count for count, item in zip(counts, wanted, strict=True) if item.resident is not None)
     head_bytes = heads * sum(counts) * 4
-    with attached.noting_loss(), proofs.counting():
+    with attached.noting_loss():
         data = attached.rpc.read_stream(
             attached.rpc.stub.TopK, request, head_bytes + heads * most_rows * row_bytes
         )

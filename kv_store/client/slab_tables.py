@@ -57,11 +57,11 @@ class SlabTable:
         self, layer: int, token_begin: int, rows: npt.NDArray[np.uint8], geometry: SlabGeometry
     ) -> None:
         """Raises InvalidStoreRequest unless rows have the layout's shape and lie in writable slabs."""
-        layout = self._layout
+        layout, row_bytes = self._layout, self._layout.row_format.row_bytes
         shape = rows.shape
-        if len(shape) != 3 or (shape[0], shape[2]) != (layout.num_kv_heads, layout.row_bytes):
+        if len(shape) != 3 or (shape[0], shape[2]) != (layout.num_kv_heads, row_bytes):
             raise InvalidStoreRequest(
-                f"rows are {list(shape)}, they must be [{layout.num_kv_heads}, num_tokens, {layout.row_bytes}]"
+                f"rows are {list(shape)}, they must be [{layout.num_kv_heads}, num_tokens, {row_bytes}]"
             )
         if rows.dtype != np.uint8:
             raise InvalidStoreRequest(f"rows are {rows.dtype}, they must be uint8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from carrel.process.histogram import NOTHING, Distribution
 
@@ -30,7 +30,7 @@ class CallStats:
     codes: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DiskStats:
     """Of the disk tier: bytes of slabs there now, and since the start bytes written and read, prefixes and sessions
     that were left out, errors of the disk, and files that were not what was written; tokens of prompts that were not in
@@ -89,7 +89,7 @@ class StoreStats:
     expired_leases: int = 0
     call_bounds: tuple[float, ...] = ()
     calls: tuple[CallStats, ...] = ()
-    disk: DiskStats = DiskStats()
+    disk: DiskStats = field(default_factory=DiskStats)
     times: StoreTimes = StoreTimes()
     num_pending_trainings: int = 0
 

@@ -14,12 +14,12 @@ from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.indexes import ArrayRef, BitParams, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
+from kv_store.client.row_format import ELEMENT_BYTES, RowFormat
 from kv_store.client.rows import RowsWanted
 from kv_store.client.stats import CallStats, DiskStats, SequenceStats, SessionInfo, StoreStats, StoreTimes
 from kv_store.v1 import kv_store_pb2 as pb
 
-_ROW_TYPES = {"bf16": pb.ROW_TYPE_BF16, "fp16": pb.ROW_TYPE_FP16, "fp32": pb.ROW_TYPE_FP32}
-_ROW_NAMES = {value: name for name, value in _ROW_TYPES.items()}
+_ELEMENTS = {pb.RowType.Value(f"ROW_TYPE_{element.upper()}"): element for element in ELEMENT_BYTES}
 _METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE, "ip": pb.METRIC_INNER_PRODUCT}
 _METRIC_NAMES = {value: name for name, value in _METRICS.items()}
 KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS, "bits": pb.INDEX_KIND_BITS}
@@ -27,12 +27,18 @@ KIND_NAMES = {value: name for name, value in KINDS.items()}
 
 
 def layout_to_message(layout: Layout) -> pb.Layout:
+    """Raises InvalidStoreRequest for rows with scales, which the message has no field for."""
+    row_format = layout.row_format
+    if row_format.scale_bytes:
+        raise InvalidStoreRequest(
+            f"rows have {row_format.scale_bytes} bytes of scales, and the store takes rows without"
+        )
     return pb.Layout(
         version=LAYOUT_VERSION,
         num_layers=layout.num_layers,
         num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        row_type=_ROW_TYPES[layout.row_type],
+        head_dim=row_format.head_dim,
+        row_type=f"ROW_TYPE_{row_format.element.upper()}",
     )
 
 
@@ -42,8 +48,8 @@ def layout_from_message(message: pb.Layout) -> Layout:
         raise InvalidStoreRequest(
             f"layout version {message.version} is not {LAYOUT_VERSION}: update both sides"
         )
-    row_type = _ROW_NAMES.get(message.row_type, f"number {message.row_type}")
-    return Layout(message.num_layers, message.num_kv_heads, message.head_dim, row_type)
+    element = _ELEMENTS.get(message.row_type, f"number {message.row_type}")
+    return Layout(message.num_layers, message.num_kv_heads, RowFormat(message.head_dim, element))
 
 
 def own_edition() -> Edition:

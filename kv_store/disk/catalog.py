@@ -1,181 +1,104 @@
-"""What lies on the disk: slabs by prefix hash, and the sessions that hold them. Names and sizes only, no files."""
+"""The columns on the disk, by name; the least recently used ones leave it first."""
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from itertools import islice
 
-from kv_store.disk.columns import ColumnTable, Places
-from kv_store.disk.session_file import SavedSession
+from kv_store.disk.files import Column, TierFiles
+from kv_store.sessions import SessionDirectory
 
-# What nobody used for so long goes first, whoever's it is.
+# What a session keeps that was unused for so long may leave the disk for a prefix of no session.
 UNUSED_SECONDS = 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """An owner's prefix, of a session or of none: the names of its slabs."""
-
-    hashes: tuple[bytes, ...]
-    owner: str
-    session: str = ""
-
-
-@dataclass(slots=True)
-class Unneeded:
-    """Whose files are to be removed: columns by hash, sessions by name."""
-
-    columns: list[bytes] = field(default_factory=list)
-    sessions: list[str] = field(default_factory=list)
-
-
 class Catalog:
-    """A column is one hash's slabs of all layers. Not thread-safe: the store's lock guards it.
+    """A predecessor in a chain is never older than what follows it. Not thread-safe: the store's lock guards it.
 
-    Room is made as in the arena: what nobody used for long goes first; then whoever has the most gives, columns of no
-    session before the session that was used longest ago, whole, and never a pinned one. Who would have the most itself
-    takes nothing from others, and a prefix of no session ends none of its owner's.
-
-    column_bytes: of one column's file. max_bytes: of all columns. clock: monotonic, in seconds.
+    files: of the same layout. max_bytes: of all columns.
     """
 
-    def __init__(
-        self, column_bytes: int, max_bytes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._column_bytes = column_bytes
-        self._most_columns = max_bytes // column_bytes
-        # of these as many as the disk has room for
-        self._max_columns = self._most_columns
-        self._columns = ColumnTable(clock)
-        # the one that was used longest ago first
-        self._sessions: OrderedDict[str, SavedSession] = OrderedDict()
+    def __init__(self, files: TierFiles, sessions: SessionDirectory, max_bytes: int) -> None:
+        self.files = files
+        self._sessions = sessions
+        self._max_columns = max_bytes // files.column_bytes
+        # name to the name before it, the least recently used first
+        self._columns: OrderedDict[bytes, bytes | None] = OrderedDict()
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._columns
 
     @property
     def num_bytes(self) -> int:
-        return len(self._columns) * self._column_bytes
-
-    @property
-    def is_short(self) -> bool:
-        """The disk has no room for all that may lie on it."""
-        return self._max_columns < self._most_columns
+        return len(self._columns) * self.files.column_bytes
 
     @property
     def has_room(self) -> bool:
-        """For one more column."""
+        """Whether one more column fits."""
         return len(self._columns) < self._max_columns
 
-    @property
-    def sessions(self) -> tuple[str, ...]:
-        return tuple(self._sessions)
+    def fill(self, found: Sequence[Column]) -> None:
+        """List what an earlier store left."""
+        columns = sorted(found, key=lambda column: column.used_at)
+        self._columns = OrderedDict((column.name, column.before) for column in columns)
+        for column in columns:
+            # What precedes a column was used whenever it was, whatever the times of the files are.
+            self.touch(self._path(column.name))
 
-    def held(self, session: str) -> tuple[bytes, ...]:
-        """What a session holds here; nothing of one that is not here."""
-        found = self._sessions.get(session)
-        return () if found is None else found.hashes
+    def chain(self, last: bytes) -> tuple[bytes, ...]:
+        """The chain that ends with this column; empty where a part of it is missing."""
+        path = self._path(last)
+        return path if path and self._columns[path[0]] is None else ()
 
-    def count(self, hashes: Sequence[bytes]) -> int:
-        """How many of a chain's first hashes are here."""
-        return next((i for i, name in enumerate(hashes) if name not in self._columns), len(hashes))
+    def clear(self) -> None:
+        """Forget all: the arena has another layout."""
+        self._columns.clear()
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """Those of a chain that are here were used now."""
-        self._columns.renew(hashes)
+        """Note that a chain is used now, as far as it is here."""
+        for name in reversed(hashes):
+            if name in self._columns:
+                self._columns.move_to_end(name)
 
-    def add(self, name: bytes, before: bytes | None, owner: str, idle_seconds: float = 0.0) -> None:
-        """idle_seconds: since its last use."""
-        self._columns.add(name, before, owner, idle_seconds)
+    def add(self, column: Column) -> None:
+        self._columns[column.name] = column.before
 
-    def add_session(self, session: SavedSession) -> None:
-        """It holds its hashes, which are here, instead of what it held before."""
-        self.remove_session(session.name)
-        self._sessions[session.name] = session
-        self._columns.hold(session.hashes)
+    def lose(self, name: bytes) -> None:
+        """Forget a column that cannot be read; sessions keep what precedes it."""
+        self._columns.pop(name, None)
+        self._sessions.lose_kept(name)
 
-    def remove_session(self, name: str) -> None:
-        """What it held stays. An unknown one is no error."""
-        if (session := self._sessions.pop(name, None)) is not None:
-            self._columns.hold(session.hashes, -1)
+    def drop(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Forget these columns and those that follow on them, except what sessions keep. Returns which."""
+        wanted, dropped = set(hashes), dict[bytes, None]()
+        for name, before in reversed(self._columns.items()):
+            if (name in wanted or before in dropped) and not self._sessions.num_keeping[name]:
+                dropped[name] = None
+        for name in dropped:
+            del self._columns[name]
+        return list(dropped)
 
-    def remove(self, name: bytes) -> Unneeded:
-        """A column that cannot be read: sessions hold what comes before it."""
-        unneeded = Unneeded([name])
-        for session in tuple(self._sessions.values()):
-            if name in session.hashes:
-                self.remove_session(session.name)
-                if kept := session.hashes[: session.hashes.index(name)]:
-                    self.add_session(replace(session, hashes=kept))
-                else:
-                    unneeded.sessions.append(session.name)
-        if name in self._columns:
-            self._columns.remove([name])
-        return unneeded
-
-    def drop_session(self, name: str, hashes: Sequence[bytes]) -> Unneeded:
-        """Forget a session, these hashes and its own, and what follows on them, but for what other sessions hold."""
-        wanted, dropped = {*hashes, *self.held(name)}, set[bytes]()
-        self.remove_session(name)
-        for column in self._columns.newest_first():
-            is_wanted = column.name in wanted or column.before in dropped
-            if is_wanted and not self._columns.is_held(column):
-                dropped.add(column.name)
-        self._columns.remove(dropped)
-        return Unneeded(list(dropped), [name])
-
-    def make_room(self, is_pinned: Callable[[str], bool], chain: Chain | None = None) -> Unneeded:
-        """What goes so that one more column of a chain finds room, as far as there is anything that may go; without a
-        chain, so that all that is here has room. is_pinned: of a session's name."""
-        unneeded = Unneeded()
-        while (excess := len(self._columns) + (chain is not None) - self._max_columns) > 0:
-            unheld = self._columns.unheld(chain.hashes if chain else ())
-            unused = unheld[self._columns.are_unused(UNUSED_SECONDS, unheld)]
-            if not (
-                self._drop(unused, excess, unneeded) or self._give(unheld, excess, is_pinned, chain, unneeded)
-            ):
+    def make_room(self, chain: Sequence[bytes] = (), ends_sessions: bool = True) -> list[bytes]:
+        """Forget columns until one more of a chain fits, or without a chain all that are here, as far as any may go:
+        first those that no session keeps, then what the session keeps that was unused for longest; without
+        `ends_sessions` only if that was for a day. Returns which."""
+        spared, gone = set(chain), list[bytes]()
+        while (excess := len(self._columns) + bool(chain) - self._max_columns) > 0:
+            num_keeping = self._sessions.num_keeping
+            unkept = (name for name in self._columns if not num_keeping[name] and name not in spared)
+            names = list(islice(unkept, excess))
+            for name in names:
+                del self._columns[name]
+            gone += names
+            if not names and not self._sessions.lose_oldest_kept(0.0 if ends_sessions else UNUSED_SECONDS):
                 break
-        return unneeded
+        return gone
 
-    def fit(self, free_bytes: int) -> None:
-        """The disk has room for so much beside what is here."""
-        columns = len(self._columns) + free_bytes // self._column_bytes
-        self._max_columns = min(self._most_columns, max(1, columns))
-
-    def _give(
-        self,
-        unheld: Places,
-        num_columns: int,
-        is_pinned: Callable[[str], bool],
-        chain: Chain | None,
-        unneeded: Unneeded,
-    ) -> bool:
-        """Columns, at most so many, or a session of whoever has the most; False: there is nothing that may go."""
-        owners, asking = self._columns.owners, None if chain is None else chain.owner
-        for owner in owners.largest_first(asking, 1):
-            if self._drop(unheld[owners.are_of(owner, unheld)], num_columns, unneeded):
-                return True
-            spared = asking if chain is not None and not chain.session else None
-            for name, session in self._sessions.items():
-                if session.owner != spared and not is_pinned(name) and self._may_end(session, owner):
-                    self.remove_session(name)
-                    unneeded.sessions.append(name)
-                    return True
-            if owner == asking:
-                return False
-        return False
-
-    def _may_end(self, session: SavedSession, owner: str) -> bool:
-        """Whether it is this owner's, or nobody used what it holds for long."""
-        # No column of it was used later than its first.
-        first = self._columns.places(session.hashes[:1])
-        return session.owner == owner or bool(self._columns.are_unused(UNUSED_SECONDS, first).all())
-
-    def _drop(self, places: Places, count: int, unneeded: Unneeded) -> bool:
-        """The least recently used of these, at most so many; whether there was one."""
-        names = self._columns.oldest(places, count)
-        self._columns.remove(names)
-        unneeded.columns += names
-        return bool(names)
+    def _path(self, last: bytes) -> tuple[bytes, ...]:
+        """A column behind those before it, as far as they are here."""
+        path, name = dict[bytes, None](), last
+        while name in self._columns and name not in path:
+            path[name] = None
+            name = self._columns[name] or b""
+        return tuple(reversed(path))

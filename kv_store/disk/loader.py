@@ -1,30 +1,27 @@
-"""Slabs on their way from files back to the arena, for prompts that wait for them."""
+"""The thread that reads columns from the disk back to the arena, for prompts that wait for them."""
 
 from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
 
 from carrel.process.ready_threads import start_thread
-from kv_store.disk.catalog import Catalog, Unneeded
-from kv_store.disk.errors import DamagedFile, UnusableFile
-from kv_store.disk.files import TierFiles
-from kv_store.disk.turns import Turns
+from kv_store.disk.catalog import Catalog
 from kv_store.errors import OutOfSpace
 from kv_store.state import StoreState
 
 _log = logging.getLogger(__name__)
 
-# A prompt waits so long at most for what is on the disk, and computes the rest.
+# A prompt waits for the disk for so long at most, and computes the rest.
 WAIT_SECONDS = 10.0
-# After so long nobody asks any more for what was loaded.
+# No prompt asks for a load after so long.
 _FORGET_SECONDS = 60.0
 # What this process or machine lacks for the moment: the file may be as it was.
 _NOT_THE_DISKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -32,194 +29,112 @@ _NOT_THE_DISKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A chain on its way: those of `hashes` that are not in the arena. owner: whose. catalog, files: of the layout that
-    it has."""
+    """A chain to read, as far as it is not in the arena."""
 
     hashes: tuple[bytes, ...]
     owner: str
     catalog: Catalog
-    files: TierFiles
     begun_at: float
     is_done: bool = False
-    is_given_up: bool = False
+
+    @property
+    def is_late(self) -> bool:
+        return not self.is_done and time.monotonic() - self.begun_at > WAIT_SECONDS
 
 
 class ChainLoader:
-    """Loads one chain after another, on a thread of its own; owners take turns. Raises NoThreads.
+    """Reads one chain after another. Raises NoThreads."""
 
-    remove: takes files that are of no use. failed: is told of an error of the disk.
-    """
-
-    def __init__(
-        self,
-        state: StoreState,
-        remove: Callable[[Unneeded], None],
-        failed: Callable[[OSError], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, state: StoreState) -> None:
         self._state = state
-        self._remove = remove
-        self._failed = failed
-        self._clock = clock
-        # By the last name of each; the store's lock guards them.
+        # by the last name of each
         self._loads: dict[bytes, Load] = {}
-        self._waiting = Turns[Load]()
-        self._changed = threading.Condition()
+        self._waiting: SimpleQueue[Load | None] = SimpleQueue()
         self._is_closing = False
         self._thread = start_thread(self._run, "disk-read")
 
-    def must_wait(self, hashes: tuple[bytes, ...], owner: str, catalog: Catalog, files: TierFiles) -> bool:
-        """Whether more of this chain will be in the arena soon than is by now; starts to load it where it is on the
-        disk. False once that has ended, or has taken too long. The caller holds the store's lock."""
-        num_known = len(self._state.prefixes.known(hashes))
-        num_there = self._count(hashes, num_known, catalog)
+    def must_wait(self, hashes: tuple[bytes, ...], owner: str, catalog: Catalog) -> bool:
+        """Whether more of this chain will be in the arena soon than is now; starts to read it where it is on the disk.
+        False once that has ended, or has taken too long. The caller holds the store's lock."""
+        prefixes, now = self._state.prefixes, time.monotonic()
+        catalog.touch(hashes)
+        num_known = len(prefixes.known(hashes))
+        is_there = (name in catalog or prefixes.find(name) is not None for name in hashes[num_known:])
+        num_there = num_known + sum(takewhile(bool, is_there))
         if num_there == num_known:
             return False
+        self._loads = {
+            key: each for key, each in self._loads.items() if now - each.begun_at < _FORGET_SECONDS
+        }
         load = self._loads.get(hashes[num_there - 1])
         if load is None:
             # A disk that hangs holds up each prompt once at most.
-            if any(each.is_given_up for each in self._loads.values()):
+            if any(each.is_late for each in self._loads.values()):
                 return False
-            # What it has stays for as long as it waits.
-            self._state.prefixes.renew(hashes[:num_known])
-            self._start(Load(hashes[:num_there], owner, catalog, files, self._clock()))
-            return True
-        if load.is_done:
+            # What the arena has stays for as long as the prompt waits.
+            prefixes.renew(hashes[:num_known])
+            load = Load(hashes[:num_there], owner, catalog, now)
+            self._loads[load.hashes[-1]] = load
+            self._waiting.put(load)
+        elif load.is_done:
             del self._loads[load.hashes[-1]]
-            return False
-        load.is_given_up |= self._clock() - load.begun_at > WAIT_SECONDS
-        return not load.is_given_up
+        return not (load.is_done or load.is_late)
 
     def close(self, seconds: float) -> None:
-        with self._changed:
-            self._is_closing = True
-            self._waiting.clear()
-            self._changed.notify_all()
-        with self._state.lock:
-            self.give_up()
+        """End, and read no more for prompts that wait."""
+        self._is_closing = True
+        self._waiting.put(None)
         self._thread.join(seconds)
 
-    def give_up(self) -> None:
-        """Nobody wants what is on its way. The caller holds the store's lock."""
-        # One that is done for itself would stay, as one of a disk that hangs, and nothing would be read any more.
-        self._loads = {name: load for name, load in self._loads.items() if not load.is_done}
-        for load in self._loads.values():
-            load.is_given_up = True
-
-    def _count(self, hashes: tuple[bytes, ...], num_known: int, catalog: Catalog) -> int:
-        """First hashes that are in the arena or on the disk."""
-        prefixes = self._state.prefixes
-        place = num_known
-        while place < len(hashes) and (hashes[place] in catalog or prefixes.find(hashes[place]) is not None):
-            place += 1
-        return place
-
-    def _start(self, load: Load) -> None:
-        now = self._clock()
-        self._loads = {
-            name: each
-            for name, each in self._loads.items()
-            if not (each.is_done and now - each.begun_at > _FORGET_SECONDS)
-        }
-        self._loads[load.hashes[-1]] = load
-        with self._changed:
-            self._waiting.put(load.owner, load)
-            self._changed.notify_all()
-
     def _run(self) -> None:
-        while (load := self._next()) is not None:
+        for load in iter(self._waiting.get, None):
             try:
-                self._load(load)
+                all(self._load(load, place) for place in range(len(load.hashes)))
             except OSError as error:
-                self._failed(error)
+                load.catalog.files.note_error(error)
             except Exception:
                 _log.exception("a prefix is not read from the disk")
-            finally:
-                with self._state.lock:
-                    if load.is_given_up:
-                        self._loads.pop(load.hashes[-1], None)
-                    load.is_done = True
+            load.is_done = True
 
-    def _next(self) -> Load | None:
-        with self._changed:
-            while not self._waiting and not self._is_closing:
-                self._changed.wait()
-            return None if self._is_closing else self._waiting.next()
-
-    def _load(self, load: Load) -> None:
-        """Raises OSError."""
-        after: npt.NDArray[np.int32] | None = None
-        for place in range(len(load.hashes)):
-            with self._state.lock:
-                found = self._state.prefixes.lookup(load.hashes[: place + 1])
-                if len(found) > place:
-                    after = found[place]
-                    continue
-                slabs = self._room(load, place, after) if len(found) == place else None
-            if slabs is None:
-                return
+    def _load(self, load: Load, place: int) -> bool:
+        """Read the column at a place of a chain. False: what follows is not wanted or cannot be had. Raises OSError."""
+        state, catalog, hashes = self._state, load.catalog, load.hashes[: place + 1]
+        with state.lock:
+            found = state.prefixes.lookup(hashes)
+            if len(found) != place or load.is_late or self._is_closing or hashes[-1] not in catalog:
+                return len(found) > place
+            num_layers = catalog.files.num_layers
             try:
-                is_read = self._read(load, place, slabs)
-                with self._state.lock:
-                    if not is_read or not self._list(load, place, slabs):
-                        return
-            finally:
-                with self._state.lock:
-                    self._state.allocator.release(slabs)
-            after = slabs
-
-    def _room(
-        self, load: Load, place: int, after: npt.NDArray[np.int32] | None
-    ) -> npt.NDArray[np.int32] | None:
-        """Slabs int32 [num_layers], held by us; None where nobody waits for them any more, or room is short."""
-        state, num_layers = self._state, load.files.layout.num_layers
-        if load.is_given_up or load.hashes[place] not in load.catalog:
-            return None
+                # As much stays for those that run and grow while these slabs are held.
+                state.make_room(2 * num_layers, "what is read from the disk", load.owner)
+            except OutOfSpace:
+                return False
+            after = found[-1] if found else None
+            slabs = state.allocator.allocate(num_layers, 1, after, load.owner)[:, 0]
         try:
-            # As much stays for those that run and grow while we hold these.
-            state.make_room(2 * num_layers, "what is read from the disk", load.owner)
-        except OutOfSpace:
-            return None
-        return state.allocator.allocate(num_layers, 1, after, load.owner)[:, 0]
+            is_read = self._read(catalog, hashes[-1], slabs)
+            with state.lock:
+                found = state.prefixes.lookup(hashes)
+                if len(found) != place or not is_read or hashes[-1] not in catalog:
+                    return len(found) > place
+                state.checksums.seal(state.prefixes.publish(hashes, np.stack([*found, slabs], axis=1)))
+                catalog.touch(hashes)
+                catalog.files.counts.lookup_tokens += state.geometry.tokens_per_slab
+                catalog.files.counts.hit_tokens += state.geometry.tokens_per_slab
+                return True
+        finally:
+            with state.lock:
+                state.allocator.release(slabs)
 
-    def _read(self, load: Load, place: int, slabs: npt.NDArray[np.int32]) -> bool:
-        """Whether the slabs hold what was written once. Raises OSError."""
-        state, name = self._state, load.hashes[place]
-        data = state.arena.data.reshape(-1)
-        begins = [int(slab) * state.slab_bytes for slab in slabs]
+    def _read(self, catalog: Catalog, name: bytes, slabs: npt.NDArray[np.int32]) -> bool:
+        """Whether the slabs hold now what was written. Raises OSError where the file may be as it was."""
         try:
-            load.files.read_column(name, [data[begin : begin + state.slab_bytes] for begin in begins])
-            return True
-        except DamagedFile as error:
-            load.files.note_corrupt(name, error)
-        except (UnusableFile, FileNotFoundError):
-            pass
+            if catalog.files.read_column(name, self._state.bytes_of(slabs)):
+                return True
         except OSError as error:
-            if error.errno not in _NOT_THE_DISKS:
-                self._forget(load, name)
-            raise
-        self._forget(load, name)
-        return False
-
-    def _forget(self, load: Load, name: bytes) -> None:
+            if error.errno in _NOT_THE_DISKS:
+                raise
+            catalog.files.note_error(error)
         with self._state.lock:
-            unneeded = load.catalog.remove(name)
-            held = {each: load.catalog.held(each) for each in load.catalog.sessions}
-            self._state.sessions.note_kept({**held, **dict.fromkeys(unneeded.sessions, ())})
-        self._remove(unneeded)
-
-    def _list(self, load: Load, place: int, slabs: npt.NDArray[np.int32]) -> bool:
-        """Let others find a column that was read; False where what comes before it, or itself, is wanted no more."""
-        state, hashes = self._state, load.hashes[: place + 1]
-        found = state.prefixes.lookup(hashes)
-        if len(found) != place or hashes[-1] not in load.catalog or load.is_given_up:
-            return len(found) > place
-        new = state.prefixes.publish(hashes, np.stack([*found, slabs], axis=1))
-        state.checksums.seal(new)
-        if state.row_sums is not None:
-            state.row_sums.take(new)
-        load.catalog.touch(hashes)
-        counts, num_tokens = load.files.counts, state.geometry.tokens_per_slab
-        counts.lookup_tokens += num_tokens
-        counts.hit_tokens += num_tokens
-        return True
+            catalog.lose(name)
+        return False

@@ -1,208 +1,233 @@
-"""The disk tier as the store sees it: told what is listed, held and dropped, and asked for what is not in the arena."""
+"""The disk tier as the store sees it, and the thread that writes to the disk what the store lists and holds."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from kv_store.client.layout import SlabGeometry
+from carrel.process.ready_threads import start_thread
+from kv_store.client.checksum import checksums
 from kv_store.client.stats import DiskStats
 from kv_store.client.wire import own_edition
-from kv_store.disk.catalog import Catalog, Chain, Unneeded
-from kv_store.disk.column import ColumnFormat
-from kv_store.disk.files import DiskCounts, Found, TierFiles
+from kv_store.disk.catalog import Catalog
+from kv_store.disk.files import Column, SavedSession, TierFiles
 from kv_store.disk.folder import TierFolder
 from kv_store.disk.loader import ChainLoader
-from kv_store.disk.session_file import SavedSession
-from kv_store.disk.write_queue import WriteQueue
-from kv_store.disk.writer import ChainWriter
 from kv_store.sessions import Session
 from kv_store.state import StoreState
 
 _log = logging.getLogger(__name__)
 
-# What waits to be written at the end may take so long.
+# Prefixes and sessions that may wait to be written.
+MAX_WAITING = 1024
+# After an error of the disk nothing is written for so long.
+PAUSE_SECONDS = 60.0
+# Writing what still waits at the end may take so long.
 DRAIN_SECONDS = 5.0
-# A disk that was full is looked at so often.
-LOOK_SECONDS = 300.0
 
 
 class DiskTier:
-    """Every method but `settle` and `close` expects its caller to hold the store's lock, and waits for no disk but
-    `adopt`, of which the first worker's attachment is part. An error of the disk is counted and logged, and costs what
-    was to be written or read.
+    """Callers of all methods but `settle` and `close` hold the store's lock, which guards all fields. `adopt` waits for
+    the disk. An error of the disk costs what was to be written or read. Where the disk is behind, those that waited for
+    longest are left out. No slab is held meanwhile: an evicted one is not written.
 
-    folder: is closed with it, and where it raises NoThreads. max_bytes: of slabs.
+    folder: is closed with it, and where it raises NoThreads. max_bytes: of all columns.
     """
 
     def __init__(self, state: StoreState, folder: TierFolder, max_bytes: int) -> None:
         self._state = state
         self._folder = folder
         self._max_bytes = max_bytes
-        self.counts = DiskCounts()
-        self._geometry: SlabGeometry | None = None
+        self.counts = DiskStats()
         self._catalog: Catalog | None = None
-        self._files: TierFiles | None = None
-        self._writer: ChainWriter | None = None
-        # When it was last seen how much room a full disk has.
-        self._looked_at = 0.0
+        # session ("" for none) and hashes, by session or last hash
+        self._waiting: OrderedDict[str | bytes, tuple[str, tuple[bytes, ...]]] = OrderedDict()
+        self._unneeded: set[bytes] = set()
+        # of the list of sessions on the disk
+        self._version = 0
+        self._is_busy = self._is_closing = False
+        self._resumes_at = 0.0
+        self._changed = threading.Condition(state.lock)
         with contextlib.ExitStack() as stack:
             stack.callback(folder.close)
-            self._queue = WriteQueue(self._write, self._remove, self._skipped, self._failed)
-            stack.callback(self._queue.close, DRAIN_SECONDS)
-            self._loader = ChainLoader(state, self._queue.remove, self._failed)
+            self._loader = ChainLoader(state)
+            stack.callback(self._loader.close, DRAIN_SECONDS)
+            self._thread = start_thread(self._run, "disk-write")
             stack.pop_all()
 
     def stats(self) -> DiskStats:
-        num_bytes = 0 if self._catalog is None else self._catalog.num_bytes
-        return DiskStats(num_bytes, **asdict(self.counts))
+        return replace(self.counts, num_bytes=0 if self._catalog is None else self._catalog.num_bytes)
 
     def adopt(self) -> None:
-        """Find what an earlier store left of the layout that the arena has now, and remove what is of another. Harmless
-        again."""
-        if self._geometry is self._state.geometry:
+        """Find what an earlier store left of the arena's current layout, and remove the rest. Harmless again."""
+        state, earlier = self._state, self._catalog
+        if earlier is not None and earlier.files.geometry is state.geometry:
             return
-        self._geometry = self._state.geometry
-        layout = ColumnFormat(self._geometry, own_edition())
-        self._queue.clear()
-        self._loader.give_up()
-        self._catalog = Catalog(layout.file_bytes, self._max_bytes)
-        self._files = TierFiles(self._folder, layout, self.counts)
-        self._writer = ChainWriter(self._state, self._catalog, self._files, self._remove_at_once)
-        try:
-            columns, sessions = self._files.scan()
-        except OSError as error:
-            self._failed(error)
-            return
-        today = time.time()
-        for found in in_order(columns):
-            column, idle_seconds = found.column, max(0.0, today - found.used_at)
-            self._catalog.add(column.name, column.before, column.owner, idle_seconds)
-        for session in sorted(sessions, key=lambda each: each.used_at):
-            self._restore(session, self._catalog)
-        unneeded = self._catalog.make_room(self._state.sessions.has_pin)
-        # Listed, they would have nothing.
-        self._state.sessions.note_kept(dict.fromkeys(unneeded.sessions, ()))
-        self._queue.remove(unneeded)
-        _log.info(
-            "%d bytes of slabs and %d sessions are in %s",
-            self._catalog.num_bytes,
-            len(self._state.sessions),
-            self._folder.path,
-        )
+        files = TierFiles(self._folder, state.geometry, own_edition(), self.counts)
+        self._catalog = catalog = Catalog(files, state.sessions, self._max_bytes)
+        self._waiting.clear()
+        if earlier is not None:
+            earlier.clear()
+        columns, sessions = files.scan()
+        catalog.fill(columns)
+        for saved in sorted(sessions, key=lambda each: each.used_at):
+            if hashes := catalog.chain(saved.last):
+                state.sessions.restore(saved.name, saved.restored(hashes))
+        self._remove(catalog.make_room())
 
     def must_wait(self, hashes: Sequence[bytes], owner: str) -> bool:
         """Whether more of this prefix, an owner's, will be in the arena soon than is now: ask again. For some seconds
         at most."""
-        if self._catalog is None or self._files is None:
+        if self._catalog is None:
             return False
-        self._catalog.touch(hashes)
-        return self._loader.must_wait(tuple(hashes), owner, self._catalog, self._files)
+        return self._loader.must_wait(tuple(hashes), owner, self._catalog)
 
-    def keep_prefix(self, hashes: tuple[bytes, ...], owner: str) -> None:
-        """An owner's slabs that were listed for reuse."""
-        if self._catalog is not None and self._catalog.count(hashes) < len(hashes):
-            self._queue.put(Chain(hashes, owner))
+    def keep_prefix(self, hashes: tuple[bytes, ...]) -> None:
+        """Keep slabs that were listed for reuse."""
+        if self._catalog is not None and any(name not in self._catalog for name in hashes):
+            self._put(hashes[-1], "", hashes)
 
     def keep_session(self, name: str, session: Session) -> None:
-        """What a session holds by now, and when its pin ends."""
-        self._queue.put(Chain(session.hashes, session.owner, name))
+        """Keep what a session holds now, and the end of its pin."""
+        self._put(name, name, session.hashes)
 
-    def drop_session(self, name: str, session: Session) -> None:
-        """What the store forgets with it."""
+    def drop_session(self, session: Session) -> None:
+        """Remove what the store forgets with a session."""
         if self._catalog is not None:
-            self._queue.remove(self._catalog.drop_session(name, session.hashes))
+            self._remove(self._catalog.drop((*session.hashes, *session.kept)))
 
-    def settle(self) -> None:
-        """Wait until all that was to be written by now is."""
-        self._queue.settle()
+    def settle(self, seconds: float | None = None) -> None:
+        """Wait until all is written and removed that may be now, for so long at most."""
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_busy and not self._has_work, seconds)
 
     def close(self) -> None:
-        """What is still to be written is, for some seconds. Another store may have the folder then."""
+        """Write what still waits, for some seconds. Another store may have the folder then."""
         self._loader.close(DRAIN_SECONDS)
-        self._queue.close(DRAIN_SECONDS)
+        with self._changed:
+            self._resumes_at = 0.0
+            self.settle(DRAIN_SECONDS)
+            self._is_closing = True
+            self._changed.notify_all()
+        # A disk that hangs must not keep the process alive.
+        self._thread.join(DRAIN_SECONDS)
         self._folder.close()
 
-    def _restore(self, saved: SavedSession, catalog: Catalog) -> None:
-        """List a session as far as what it holds is there."""
-        hashes = saved.hashes[: catalog.count(saved.hashes)]
-        if not hashes:
-            self._queue.remove(Unneeded(sessions=[saved.name]))
-            return
-        catalog.add_session(replace(saved, hashes=hashes))
-        nothing = np.empty(0, np.int32)
-        session = Session(
-            saved.owner,
-            saved.label,
-            hashes,
-            nothing,
-            saved.created_at,
-            saved.used_at,
-            saved.pinned_until,
-            hashes,
-        )
-        self._state.sessions.restore(saved.name, session)
+    @property
+    def _has_work(self) -> bool:
+        is_needed = self._unneeded or self._waiting or self._version != self._state.sessions.kept_version
+        return bool(is_needed) and self._catalog is not None and time.monotonic() >= self._resumes_at
 
-    def _write(self, chain: Chain) -> None:
-        writer, catalog = self._writer, self._catalog
-        if writer is None or catalog is None:
-            return
-        if catalog.is_short and time.monotonic() - self._looked_at >= LOOK_SECONDS:
-            self._fit(catalog, self._folder.free_bytes())
+    def _put(self, key: str | bytes, session_id: str, hashes: tuple[bytes, ...]) -> None:
+        self._waiting[key] = session_id, hashes
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popitem(last=False)
+            self.counts.num_skipped += 1
+        self._changed.notify_all()
+
+    def _remove(self, names: Iterable[bytes]) -> None:
+        self._unneeded.update(names)
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                while not self._has_work and not self._is_closing:
+                    pause = self._resumes_at - time.monotonic()
+                    self._changed.wait(pause if pause > 0 else None)
+                if (catalog := self._catalog) is None or self._is_closing:
+                    return
+                self._is_busy = True
+            try:
+                self._tidy(catalog)
+                self._write_next(catalog)
+                continue
+            except OSError as error:
+                catalog.files.note_error(error)
+            except Exception:
+                _log.exception("a prefix is not written to the disk")
+            self.counts.num_skipped += 1
+            self._resumes_at = time.monotonic() + PAUSE_SECONDS
+
+    def _tidy(self, catalog: Catalog) -> None:
+        """Write the list of sessions and remove what is not needed: the next store must not find what was dropped.
+        Raises OSError; it is tried again then."""
+        with self._state.lock:
+            # Only this thread writes anew.
+            names, self._unneeded = {each for each in self._unneeded if each not in catalog}, set()
+            version = self._state.sessions.kept_version
+            named = () if version == self._version else self._state.sessions.items()
+            sessions = [SavedSession.of(name, session) for name, session in named if session.kept]
         try:
-            writer.write(chain)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                self._fit(catalog, 0)
+            if version != self._version:
+                catalog.files.write_sessions(sessions)
+                self._version = version
+            for name in names:
+                catalog.files.remove_column(name)
+        except BaseException:
+            with self._state.lock:
+                self._remove(names)
             raise
 
-    def _fit(self, catalog: Catalog, free_bytes: int) -> None:
-        with self._state.lock:
-            catalog.fit(free_bytes)
-        self._looked_at = time.monotonic()
+    def _write_next(self, catalog: Catalog) -> None:
+        """Write as much of a chain from its start as there is and fits, then its session. Raises OSError."""
+        state = self._state
+        with state.lock:
+            if catalog is not self._catalog or not self._waiting:
+                return
+            _, (session_id, hashes) = self._waiting.popitem(last=False)
+        num_there = 0
+        while num_there < len(hashes) and self._write_column(catalog, hashes, num_there, bool(session_id)):
+            num_there += 1
+        with state.lock:
+            if not session_id:
+                self.counts.num_skipped += num_there < len(hashes)
+                return
+            session, kept = state.sessions.find(session_id), hashes[:num_there]
+            if session is not None and session.hashes == hashes and all(name in catalog for name in kept):
+                state.sessions.keep(session_id, kept or session.kept)
+        self._tidy(catalog)
 
-    def _remove(self, unneeded: Unneeded) -> None:
-        files, catalog = self._files, self._catalog
-        if files is None or catalog is None:
-            return
-        with self._state.lock:
-            # What was written anew meanwhile is wanted. Only this thread writes.
-            columns = [name for name in unneeded.columns if name not in catalog]
-            sessions = [name for name in unneeded.sessions if not catalog.held(name)]
-        files.remove(Unneeded(columns, sessions))
-
-    def _remove_at_once(self, unneeded: Unneeded) -> None:
-        """Raises OSError; it is tried again then, as no store may find again what this one has given up."""
-        try:
-            self._remove(unneeded)
-        except OSError:
-            self._queue.remove(unneeded)
-            raise
-
-    def _skipped(self, count: int) -> None:
-        self.counts.num_skipped += count
-
-    def _failed(self, error: OSError) -> None:
-        self.counts.num_errors += 1
-        _log.error(
-            "the disk of %s failed: %s; what was to be kept or found there is left out",
-            self._folder.path,
-            error.strerror or error,
-        )
-
-
-def in_order(found: Sequence[Found]) -> list[Found]:
-    """The least recently used first; a predecessor was used whenever what follows it was, whatever its file says."""
-    used_at = {each.column.name: each.used_at for each in found}
-    for each in sorted(found, key=lambda each: -each.column.place):
-        before = each.column.before
-        if before in used_at:
-            used_at[before] = max(used_at[before], used_at[each.column.name])
-    told = [replace(each, used_at=used_at[each.column.name]) for each in found]
-    return sorted(told, key=lambda each: (each.used_at, -each.column.place))
+    def _write_column(
+        self, catalog: Catalog, hashes: tuple[bytes, ...], place: int, of_session: bool
+    ) -> bool:
+        """Whether a column is on the disk now."""
+        state, name = self._state, hashes[place]
+        with state.lock:
+            if name in catalog:
+                return True
+            if (slabs := state.prefixes.find(name)) is None:
+                return False
+            self._remove(catalog.make_room(hashes, of_session))
+            has_room = catalog.has_room
+        self._tidy(catalog)
+        if not has_room:
+            return False
+        copy = np.stack(state.bytes_of(slabs))
+        if state.checksums.sums(slabs) is None:
+            state.checksums.settle()
+        with state.lock:
+            # Those that were taken when the slabs were sealed.
+            sums = state.checksums.sums(slabs) if state.prefixes.find(name) is slabs else None
+        if sums is None or (checksums(copy) != sums).any():
+            return False
+        column = Column(name, hashes[place - 1] if place else None, sums)
+        catalog.files.write_column(column, copy)
+        with state.lock:
+            if state.prefixes.find(name) is slabs:
+                catalog.add(column)
+                catalog.touch(hashes[: place + 1])
+                return True
+            # A prefix that was dropped in the meantime must not be found again.
+            self._remove([name])
+            return False

@@ -60,7 +60,7 @@ class BitIndex(Index):
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         if num_tokens <= self._num_sinks:
             raise InvalidArgument(f"{num_tokens} tokens are no more than the {self._num_sinks} sinks")
-        heads, width = layout.num_kv_heads, layout.head_dim
+        heads, width = layout.num_kv_heads, layout.row_format.head_dim
         return (
             ArraySpec("anchors", "float32", (heads, 1 + self._num_sinks, width)),
             ArraySpec("codes", "uint8", (heads, num_tokens - self._num_sinks, -(-width // 4) + 2)),

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client.layout import Layout
+from kv_store.client.row_format import RowFormat
 from kv_store.errors import InvalidArgument
 
 Keys: TypeAlias = npt.NDArray[np.float32]
@@ -61,7 +61,7 @@ class ArrayKeys(KeySource):
 
 
 class ArenaKeys(KeySource):
-    """Keys of one head in the slabs of a layer, in the arena's row type.
+    """Keys of one head in the slabs of a layer, in the arena's row format.
 
     slabs: uint8 [all slabs, H, tokens of a slab, row bytes]. slab_ids: those of the layer, in order. skip: tokens of
     the first slab before row 0.
@@ -70,14 +70,14 @@ class ArenaKeys(KeySource):
     def __init__(
         self,
         slabs: npt.NDArray[np.uint8],
-        layout: Layout,
+        row_format: RowFormat,
         slab_ids: npt.NDArray[np.int64],
         head: int,
         skip: int,
         num_rows: int,
     ) -> None:
         self._slabs = slabs
-        self._layout = layout
+        self._format = row_format
         self._slab_ids = slab_ids
         self._head = head
         self._skip = skip
@@ -90,27 +90,23 @@ class ArenaKeys(KeySource):
     def rows(self, numbers: npt.NDArray[np.int64]) -> Keys:
         places, per_slab = numbers + self._skip, self._slabs.shape[2]
         slabs = self._slab_ids[places // per_slab]
-        return self._read(self._slabs[slabs, self._head, places % per_slab, : self._key_bytes])
+        return self._read(self._slabs[slabs, self._head, places % per_slab, : self._format.key_bytes])
 
     def span(self, begin: int, end: int) -> Keys:
         per_slab = self._slabs.shape[2]
         first, last = (begin + self._skip) // per_slab, (end - 1 + self._skip) // per_slab
-        raw = self._slabs[self._slab_ids[first : last + 1], self._head, :, : self._key_bytes]
+        raw = self._slabs[self._slab_ids[first : last + 1], self._head, :, : self._format.key_bytes]
         start = begin + self._skip - first * per_slab
-        return self._read(raw.reshape(-1, self._key_bytes)[start : start + end - begin])
-
-    @property
-    def _key_bytes(self) -> int:
-        return self._layout.row_bytes // 2
+        return self._read(raw.reshape(-1, self._format.key_bytes)[start : start + end - begin])
 
     def _read(self, raw: npt.NDArray[np.uint8]) -> Keys:
-        keys = as_float32(raw, self._layout.row_type)
+        keys = as_float32(raw, self._format.element)
         return _finite(keys, f"the keys of KV head {self._head}")
 
 
-def as_float32(raw: npt.NDArray[np.uint8], row_type: str) -> Keys:
-    """Elements of a row type, uint8 [n, bytes] whose bytes are contiguous, as float32 [n, elements]."""
-    match row_type:
+def as_float32(raw: npt.NDArray[np.uint8], element: str) -> Keys:
+    """Elements of a type, uint8 [n, bytes] whose bytes are contiguous, as float32 [n, elements]."""
+    match element:
         case "fp32":
             return raw.view(np.float32)
         case "fp16":

@@ -45,7 +45,7 @@ class KMeansIndex(Index):
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         heads = layout.num_kv_heads
         return (
-            ArraySpec("centroids", "float32", (heads, self._num_clusters, layout.head_dim)),
+            ArraySpec("centroids", "float32", (heads, self._num_clusters, layout.row_format.head_dim)),
             ArraySpec("labels", "int32", (heads, num_tokens)),
         )
 

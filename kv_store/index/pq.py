@@ -40,10 +40,12 @@ class PQIndex(Index):
         self._assigns = not params.codebooks_only
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
-        if self._parts < 1 or layout.head_dim % self._parts:
-            raise InvalidArgument(f"num_subvectors {self._parts} does not divide head_dim {layout.head_dim}")
+        if self._parts < 1 or layout.row_format.head_dim % self._parts:
+            raise InvalidArgument(
+                f"num_subvectors {self._parts} does not divide head_dim {layout.row_format.head_dim}"
+            )
         heads = layout.num_kv_heads
-        width = layout.head_dim // self._parts + self._is_ip
+        width = layout.row_format.head_dim // self._parts + self._is_ip
         specs = [ArraySpec("codebooks", "float32", (heads, self._parts, self.num_centroids, width))]
         if self._assigns:
             specs.append(ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)))

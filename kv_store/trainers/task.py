@@ -76,7 +76,7 @@ def run_task(arena: npt.NDArray[np.uint8], task: TrainTask) -> TrainOutcome:
     outputs = [view_array(arena, ref) for ref in task.arrays]
     most, iterating_seconds = 0, 0.0
     for head in range(*task.heads):
-        keys = ArenaKeys(slabs, task.layout, slab_ids, head, task.skip, task.num_tokens)
+        keys = ArenaKeys(slabs, task.layout.row_format, slab_ids, head, task.skip, task.num_tokens)
         fit = index.fit_head(keys, task.options)
         for output, array in zip(outputs, fit.arrays, strict=True):
             output[head] = array

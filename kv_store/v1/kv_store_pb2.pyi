@@ -87,7 +87,7 @@ class AttachRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., max_gather_rows: _Optional[int] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("region_id", "epoch", "arena_bytes", "slab_bytes", "tokens_per_slab", "arena_socket", "response_offset", "response_bytes", "lease_seconds", "edition", "verifies_reads")
+    __slots__ = ("region_id", "epoch", "arena_bytes", "slab_bytes", "tokens_per_slab", "arena_socket", "response_offset", "response_bytes", "lease_seconds", "edition")
     REGION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -98,7 +98,6 @@ class AttachResponse(_message.Message):
     RESPONSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EDITION_FIELD_NUMBER: _ClassVar[int]
-    VERIFIES_READS_FIELD_NUMBER: _ClassVar[int]
     region_id: bytes
     epoch: int
     arena_bytes: int
@@ -109,8 +108,7 @@ class AttachResponse(_message.Message):
     response_bytes: int
     lease_seconds: float
     edition: Edition
-    verifies_reads: bool
-    def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ..., verifies_reads: bool = ...) -> None: ...
+    def __init__(self, region_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., slab_bytes: _Optional[int] = ..., tokens_per_slab: _Optional[int] = ..., arena_socket: _Optional[str] = ..., response_offset: _Optional[int] = ..., response_bytes: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., edition: _Optional[_Union[Edition, _Mapping]] = ...) -> None: ...
 
 class BeginRequest(_message.Message):
     __slots__ = ("epoch", "worker_id", "sequence_id", "num_tokens", "prefix_hashes", "takes_less", "owner")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import comparison, decode_rows
 from benchmarks.__main__ import main
@@ -30,23 +31,25 @@ def figures(step_ms: float) -> DecodeFigures:
 
 def test_a_dense_rival_gets_each_case_once_without_policy() -> None:
     asked = [FULL, LONG, replace(LONG, hit_rate=0.9)]
-    assert decode.cases_of(DECODE.rivals[BASELINE], asked, LLAMA, 2) == [FULL]
-    assert decode.cases_of(DECODE.rivals["carrel"], asked, LLAMA, 2) == asked
+    assert decode.cases_of(DECODE.rivals[BASELINE], asked, LLAMA, torch.bfloat16) == [FULL]
+    assert decode.cases_of(DECODE.rivals["carrel"], asked, LLAMA, torch.bfloat16) == asked
 
 
 def test_a_dense_rival_takes_the_largest_batch_that_fits_the_limit() -> None:
     limited = replace(LONG, gpu_memory_limit=80 << 30)
-    (case,) = decode.cases_of(DECODE.rivals[BASELINE], [limited], LLAMA, 2)
+    (case,) = decode.cases_of(DECODE.rivals[BASELINE], [limited], LLAMA, torch.bfloat16)
     # 15 GiB of weights, 16 GiB for each sequence
     assert case == replace(FULL, batch=4, gpu_memory_limit=80 << 30)
-    assert decode.cases_of(DECODE.rivals["carrel"], [limited], LLAMA, 2) == [limited]
-    (small,) = decode.cases_of(DECODE.rivals[BASELINE], [replace(limited, gpu_memory_limit=1)], LLAMA, 2)
+    assert decode.cases_of(DECODE.rivals["carrel"], [limited], LLAMA, torch.bfloat16) == [limited]
+    (small,) = decode.cases_of(
+        DECODE.rivals[BASELINE], [replace(limited, gpu_memory_limit=1)], LLAMA, torch.bfloat16
+    )
     assert small.batch == 1
 
 
 def test_a_slow_rival_gets_small_batches_and_few_steps() -> None:
     asked = [FULL, replace(FULL, batch=1)]
-    (case,) = decode.cases_of(DECODE.rivals["transformers offloaded"], asked, LLAMA, 2)
+    (case,) = decode.cases_of(DECODE.rivals["transformers offloaded"], asked, LLAMA, torch.bfloat16)
     assert (case.batch, case.steps) == (1, 4)
 
 

@@ -61,7 +61,7 @@ def test_shapes_count_their_weights() -> None:
     assert SHAPES["tiny"].num_weights == held
     llama = SHAPES["llama-3.1-8b"]
     assert llama.num_weights == pytest.approx(8.03e9, rel=1e-3)
-    assert llama.kv_bytes(131072, 2) == 16 << 30
+    assert llama.kv_bytes(131072, 512) == 16 << 30
 
 
 def test_a_shape_is_a_config_that_carrel_reads(tmp_path: Path) -> None:

@@ -122,9 +122,11 @@ def running(folder: Path, server: Serving, read_timeout: str = "1800s") -> Itera
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
     """Each prompt takes 8 s more and each step 0.1, so that there is something to wait for."""
-    slow = ["--no-warmup", "--faults", "prompt:delay:1:8,step:delay:1:0.1", "--heartbeat", "0.5"]
-    with serving(*slow, "--api-key", KEY, "--root-path", PREFIX, "--max-body-bytes", "16MiB") as running:
-        yield running
+    options = ["--no-warmup", "--heartbeat", "0.5", "--api-key", KEY, "--root-path", PREFIX]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "slow_worker"))
+        with serving(*options, "--max-body-bytes", "16MiB") as running:
+            yield running
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from test_end_to_end import KV_HEADS, LAYERS
 from test_recovery import QUESTION, actor_of, answer, is_left, num_cached, readiness, until
 from waiting import PATIENCE, wait_until
 
-from kv_store.client import Layout, StoreClient
+from kv_store.client import Layout, RowFormat, StoreClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,7 +24,7 @@ def corrupt_segments(server: Serving) -> int:
 
 def flip_everywhere(server: Serving, slab_bytes: int) -> None:
     """A bit of every slab of the arena."""
-    layout = Layout(LAYERS, KV_HEADS, 64, "fp32")
+    layout = Layout(LAYERS, KV_HEADS, RowFormat(64, "fp32"))
     target = f"unix:{server.run}/kv_store.sock"
     client = StoreClient.connect(target, layout, worker_id="other", transport="shm", max_gather_rows=1)
     client.arena.reshape(-1, slab_bytes)[:, 1001] ^= 16

@@ -37,7 +37,7 @@ from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.service.server import WorkerServer
 from gpu_worker.store.sessions import Sessions
 from gpu_worker.store.traces import Traces, tell_phases
-from kv_store.client import Layout, StoreClient
+from kv_store.client import Layout, RowFormat, StoreClient
 from kv_store.local import LocalStore
 
 CLIENT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
@@ -93,7 +93,7 @@ async def test_a_request_is_one_trace_from_its_client_to_the_store(
     with LocalStore(8 << 20, slab_bytes=4096, tracer=tracer) as store:
         client = StoreClient.connect(
             store.target,
-            Layout(1, 1, 8, "fp32"),
+            Layout(1, 1, RowFormat(8, "fp32")),
             worker_id="w",
             trace_of=traces.find,
             timeout_seconds=PATIENCE,

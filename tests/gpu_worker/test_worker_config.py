@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carrel.process.options import OptionError
-from gpu_worker.config import WorkerConfig, find_device, find_dtype, parse_arguments, row_type
+from gpu_worker.config import WorkerConfig, find_device, find_dtype, parse_arguments
 from gpu_worker.records import Budget, HotCacheSize
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +144,6 @@ def test_dtype_is_the_checkpoints_on_a_gpu_and_float32_on_a_cpu():
     assert find_dtype("auto", "cpu") == "float32"
     assert find_dtype("auto", "cuda") is None
     assert find_dtype("bfloat16", "cpu") == "bfloat16"
-    assert [row_type(name) for name in ("float32", "bfloat16", "float16")] == ["fp32", "bf16", "fp16"]
 
 
 def test_a_store_that_selects_leaves_no_index_to_the_device():

@@ -19,8 +19,8 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock
 from kv_store.arena import Arena
 from kv_store.client import PQParams
 from kv_store.client.ends import SequenceEnd
-from kv_store.disk import DiskTier
 from kv_store.disk.folder import TierFolder, take_folder
+from kv_store.disk.tier import DiskTier
 from kv_store.errors import KVStoreError, TrainingFailed
 from kv_store.gather import GatherItem, RowReader
 from kv_store.index import IterationBound
@@ -92,17 +92,17 @@ class ShakyFolder(TierFolder):
         if self._draw.random() < self.share:
             raise OSError(code, "on purpose")
 
-    def write(self, name: bytes, kind: str, parts: Any) -> None:
+    def write(self, name: str, parts: Any) -> None:
         self._strike(errno.ENOSPC)
-        super().write(name, kind, parts)
+        super().write(name, parts)
 
-    def opened(self, *arguments: Any) -> Any:
+    def open(self, name: str) -> Any:
         self._strike(errno.EIO)
-        return super().opened(*arguments)
+        return super().open(name)
 
-    def remove(self, name: bytes, kind: str) -> None:
+    def remove(self, name: str) -> None:
         self._strike(errno.EIO)
-        super().remove(name, kind)
+        super().remove(name)
 
 
 @dataclass(slots=True)
@@ -243,8 +243,8 @@ class RandomStore:
             wanted = GatherItem(sequence.sequence_id, layer, 0, np.array([position], np.uint64))
             [row] = RowReader(self.state).chunks(self.state.epoch, sequence.worker_id, [wanted])
             if int(sequence.table[layer, place]) not in self.changed:
-                written = bytes_of(prompt.names[place], layer)[within * LAYOUT.row_bytes :]
-                assert row == written[: LAYOUT.row_bytes].tobytes()
+                written = bytes_of(prompt.names[place], layer)[within * LAYOUT.row_format.row_bytes :]
+                assert row == written[: LAYOUT.row_format.row_bytes].tobytes()
 
     def pin(self) -> None:
         is_pinned = self.draw.random() < 0.5

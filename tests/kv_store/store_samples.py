@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kv_store.client import Layout
+from kv_store.client import Layout, RowFormat
 from kv_store.client.ends import SequenceEnd
 from kv_store.store import Store
 
 SLAB_BYTES = 4096
 # 2 heads x 64 bytes a token: 32 tokens a slab.
-LAYOUT = Layout(num_layers=2, num_kv_heads=2, head_dim=16, row_type="bf16")
+LAYOUT = Layout(num_layers=2, num_kv_heads=2, row_format=RowFormat(16, "bf16"))
 TOKENS = 32
 
 
@@ -29,23 +29,23 @@ class Clock:
 
 def random_rows(layout: Layout, num_tokens: int, seed: int = 0) -> np.ndarray:
     """Finite rows uint8 [num_kv_heads, num_tokens, row_bytes] of the layout's type."""
-    shape = (layout.num_kv_heads, num_tokens, 2 * layout.head_dim)
+    shape = (layout.num_kv_heads, num_tokens, layout.row_format.row_elements)
     values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    if layout.row_type == "fp32":
+    if layout.row_format.element == "fp32":
         return values.view(np.uint8)
-    if layout.row_type == "fp16":
+    if layout.row_format.element == "fp16":
         return values.astype(np.float16).view(np.uint8)
     return np.ascontiguousarray(values.view(np.uint16)[..., 1::2]).view(np.uint8)
 
 
 def keys_of(layout: Layout, rows: np.ndarray) -> np.ndarray:
     """The K half of rows as float32 [num_kv_heads, num_tokens, head_dim], written independently of the store."""
-    half = np.ascontiguousarray(rows[..., : layout.row_bytes // 2])
-    if layout.row_type == "fp32":
+    half = np.ascontiguousarray(rows[..., : layout.row_format.key_bytes])
+    if layout.row_format.element == "fp32":
         return half.view(np.float32)
-    if layout.row_type == "fp16":
+    if layout.row_format.element == "fp16":
         return half.view(np.float16).astype(np.float32)
-    wide = np.zeros((*half.shape[:-1], layout.head_dim, 2), np.uint16)
+    wide = np.zeros((*half.shape[:-1], layout.row_format.head_dim, 2), np.uint16)
     wide[..., 1] = half.view(np.uint16)
     return wide.view(np.float32)[..., 0]
 

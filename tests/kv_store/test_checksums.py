@@ -4,14 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock, chain, end, known, open_with, random_rows
+from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, known, open_with, random_rows
 from waiting import PATIENCE
 
-from kv_store.arena import Arena
 from kv_store.client import PQParams, StoreClient
 from kv_store.client.checksum import checksum
-from kv_store.errors import CorruptRows
-from kv_store.gather import GatherItem, RowReader
 from kv_store.local import LocalStore
 from kv_store.put_rows import PutTarget, RowWriter
 from kv_store.state import StoreState
@@ -135,29 +132,3 @@ def test_a_session_of_which_nothing_is_left_is_forgotten(store: Store, state: St
     state.arena.data[int(table[0, 0]) * SLAB_BYTES] ^= 4
     assert store.verify(state.epoch, "w", "shares") == 1
     assert not store.sessions.list(state.epoch, "w", "")
-
-
-@pytest.mark.parametrize("num_tokens", [TOKENS + 20, 2 * TOKENS, 3 * TOKENS])
-def test_a_row_that_changes_while_its_slab_fills_is_found_by_who_reads_it(
-    clock: Clock, num_tokens: int
-) -> None:
-    state = StoreState(Arena(64 * SLAB_BYTES), SLAB_BYTES, 10.0, clock, verifies_reads=True)
-    store, epoch = Store(state), state.epoch
-    store.attach("w", LAYOUT, 64)
-    table, rows = open_with(store, epoch, "a", 3 * TOKENS), random_rows(LAYOUT, 3 * TOKENS)
-    for layer in range(LAYOUT.num_layers):
-        RowWriter(state).put(epoch, "w", PutTarget("a", layer, 0, 3 * TOKENS), [rows.tobytes()])
-    store.seal(epoch, "w", "a", TOKENS + 10, 0, LAYOUT.num_layers)
-    state.arena.data[int(table[1, 1]) * SLAB_BYTES + 5 * LAYOUT.row_bytes] ^= 4
-    store.seal(epoch, "w", "a", num_tokens, 0, LAYOUT.num_layers)
-
-    def read(layer: int, *places: int) -> None:
-        positions = np.array(places, np.uint64) + np.uint64(TOKENS)
-        RowReader(state).gather(epoch, "w", [GatherItem("a", layer, 0, positions)])
-
-    read(0, 4, 5, 6, 19)
-    read(1, 4, 6, 19)
-    with pytest.raises(CorruptRows):
-        read(1, 5)
-    state.close()
-    state.arena.close()

@@ -1,4 +1,4 @@
-"""What a disk that fails, is full or is another's costs: what is given up is given up, and what is there is found."""
+"""Tests of failing, full and foreign disks: what each costs, and what is still found there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from store_samples import TOKENS, chain
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 from waiting import PATIENCE, wait_until
 
-from kv_store.client import Layout, PrefixLoading
-from kv_store.disk.folder import TierFolder
-from kv_store.disk.session_file import file_name
+from kv_store.client import Layout, PrefixLoading, RowFormat
+from kv_store.disk.folder import SESSIONS, TierFolder
 
 
 def test_a_session_that_finds_no_room_on_a_smaller_disk_is_not_listed(tier: Tier) -> None:
@@ -38,34 +37,22 @@ def test_what_could_not_be_removed_to_make_room_is_removed_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a disk holds more than it may, and a later store finds again what this one gave up."""
-    monkeypatch.setattr("kv_store.disk.write_queue.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("kv_store.disk.tier.PAUSE_SECONDS", 0.0)
     with running(tmp_path, disk_bytes=NUM_SLABS * COLUMN_BYTES) as tier:
         tier.write("b")
         remove, errors = TierFolder.remove, [OSError(errno.EIO, "it fails")]
 
-        def fail_once(folder: TierFolder, name: bytes, kind: str) -> None:
+        def fail_once(folder: TierFolder, name: str) -> None:
             if errors:
                 raise errors.pop()
-            remove(folder, name, kind)
+            remove(folder, name)
 
         monkeypatch.setattr(TierFolder, "remove", fail_once)
         tier.write("c")
         assert not errors
         tier.write("d")
         assert tier.kept("b", "c", "d") == "d"
-        assert len(tier.files("slabs")) == NUM_SLABS
-
-
-def test_a_disk_that_can_only_be_read_is_read(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(folder: TierFolder, name: bytes, kind: str) -> None:
-        raise OSError(errno.EROFS, "read-only")
-
-    tier.write("a", "doc")
-    tier.restart()
-    monkeypatch.setattr(TierFolder, "renew", refuse)
-    assert tier.num_known("a") == NUM_SLABS
-    assert [each.num_tokens for each in tier.client.list_sessions("me")] == [NUM_SLABS * TOKENS]
-    assert len(tier.files("slabs")) == NUM_SLABS
+        assert len(tier.files()) == NUM_SLABS
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -78,7 +65,7 @@ def test_what_a_process_lacks_to_read_a_file_costs_no_file(
     tier.write("a", "doc")
     tier.restart()
     with monkeypatch.context() as short:
-        short.setattr(TierFolder, "opened", refuse)
+        short.setattr(TierFolder, "open", refuse)
         assert tier.num_known("a") == 0
     assert tier.num_known("a") == NUM_SLABS
     assert [each.num_tokens for each in tier.client.list_sessions("me")] == [NUM_SLABS * TOKENS]
@@ -106,7 +93,7 @@ def test_another_layout_is_read_from_the_disk_whatever_was_loaded_before(tier: T
     # Nobody asks again.
     wait_until(lambda: tier.client.stats().disk.hit_tokens)
     tier.client.close()
-    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, head_dim=16))
+    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, row_format=RowFormat(16)))
     hashes = chain(1, "b")
     tier.client.begin("b", TOKENS, hashes)
     tier.client.seal("b", TOKENS, 0, None, hashes)
@@ -120,23 +107,23 @@ def test_another_layout_is_read_from_the_disk_whatever_was_loaded_before(tier: T
 
 
 @pytest.mark.parametrize(
-    "fields", [{"name": "\ud800"}, {"used_at": 10**400}, {"hashes": 5}, {"label": None}, {"created_at": -1}]
+    "sessions", [[{"name": "odd"}], [{"last": 5}], [{"last": "00", "from": "another"}], 5]
 )
-def test_a_session_that_no_store_writes_costs_itself_alone(tier: Tier, fields: dict[str, object]) -> None:
+def test_a_list_of_sessions_that_no_store_writes_costs_no_rows(tier: Tier, sessions: object) -> None:
     tier.write("a", "doc")
-    [file] = tier.files("session")
+    file = tier.path / "store-0" / SESSIONS
 
-    def add() -> None:
-        found = json.loads(file.read_bytes().partition(b"\n")[2])
-        line = json.dumps({**found, "name": "odd", **fields}).encode()
-        name = file_name("odd").hex()
-        digest = hashlib.blake2b(line).hexdigest().encode()
-        file.with_name(f"{name}.session").write_bytes(digest + b"\n" + line)
+    def change() -> None:
+        text = json.dumps(sessions).encode()
+        file.write_bytes(hashlib.blake2b(text, digest_size=32).digest() + text)
 
-    tier.restart(add)
-    assert [each.session_id for each in tier.client.list_sessions("me")] == ["doc"]
+    tier.restart(change)
+    assert not tier.client.list_sessions("me")
     assert tier.num_known("a") == NUM_SLABS
     assert tier.client.stats().disk.num_corrupt == 1
+    tier.write("a", "doc")
+    tier.restart()
+    assert [each.session_id for each in tier.client.list_sessions("me")] == ["doc"]
 
 
 def test_what_is_written_anew_before_it_was_removed_stays(
@@ -147,9 +134,9 @@ def test_what_is_written_anew_before_it_was_removed_stays(
     tier.restart(lambda: (tier.path / "store-0" / f"{names[0].hex()}.slabs").unlink())
     goes_on, write = threading.Event(), TierFolder.write
 
-    def wait(folder: TierFolder, name: bytes, kind: str, parts: Sequence[bytes | memoryview]) -> None:
+    def wait(folder: TierFolder, name: str, parts: Sequence[bytes | memoryview]) -> None:
         assert goes_on.wait(PATIENCE)
-        write(folder, name, kind, parts)
+        write(folder, name, parts)
 
     monkeypatch.setattr(TierFolder, "write", wait)
     # While its first slab is written the session is dropped, which leaves what another has, and all is known again.
@@ -161,3 +148,52 @@ def test_what_is_written_anew_before_it_was_removed_stays(
     tier.store.server.store.settle()
     assert tier.kept("a") == "a"
     assert tier.client.stats().disk.num_bytes == NUM_SLABS * COLUMN_BYTES
+
+
+def test_the_sessions_and_prefixes_that_wait_for_a_disk_that_hangs_are_bounded(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_store.disk.tier.MAX_WAITING", 3)
+    goes_on, begins, write = threading.Event(), threading.Event(), TierFolder.write
+
+    def wait(folder: TierFolder, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        begins.set()
+        assert goes_on.wait(PATIENCE)
+        write(folder, name, parts)
+
+    monkeypatch.setattr(TierFolder, "write", wait)
+    tier.seal("0", "0", num_slabs=1)
+    assert begins.wait(PATIENCE)
+    # One that waits already takes no further place.
+    for name in ("1", "2", "3", "3", "4"):
+        tier.seal(name, name, num_slabs=1)
+    assert tier.client.stats().disk.num_skipped == 1
+    goes_on.set()
+    tier.store.server.store.settle()
+    assert tier.client.stats().disk.num_bytes == 4 * COLUMN_BYTES
+    tier.restart()
+    # The one that waited for longest is left out.
+    assert [tier.num_known(name, 1) for name in "01234"] == [1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("pause", [0.0, PATIENCE])
+def test_what_could_not_be_removed_is_tried_again_at_the_end_at_the_latest(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    monkeypatch.setattr("kv_store.disk.tier.PAUSE_SECONDS", pause)
+    remove, errors = TierFolder.remove, [OSError(errno.EIO, "it fails")]
+
+    def fail_once(folder: TierFolder, name: str) -> None:
+        if errors:
+            raise errors.pop()
+        remove(folder, name)
+
+    tier.write("a", "doc")
+    monkeypatch.setattr(TierFolder, "remove", fail_once)
+    tier.client.drop_session("doc")
+    tier.store.server.store.settle()
+    assert not errors
+    assert bool(tier.files()) == (pause > 0)
+    tier.restart()
+    assert not tier.files()
+    assert not tier.client.list_sessions("me")

@@ -1,4 +1,4 @@
-"""What a store finds again on its disk after a restart, what it does not, and what a disk that fails costs."""
+"""Tests of a restarted store: prefixes and sessions that it finds again on its disk."""
 
 import contextlib
 import errno
@@ -6,8 +6,7 @@ import os
 import resource
 import shutil
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain
 from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
 from waiting import PATIENCE, wait_until
 
-from kv_store.client import Layout, PrefixLoading
-from kv_store.disk.catalog import UNUSED_SECONDS
+from kv_store.client import Layout, PrefixLoading, RowFormat
 from kv_store.disk.files import TierFiles
-from kv_store.disk.folder import TierFolder, take_folder
+from kv_store.disk.folder import SESSIONS, TierFolder, take_folder
 from kv_store.errors import ConfigError
 from kv_store.local import LocalStore
 
@@ -55,7 +53,7 @@ def test_a_dropped_session_leaves_nothing_on_the_disk(tier: Tier) -> None:
     tier.restart()
     tier.client.drop_session("doc")
     tier.store.server.store.settle()
-    assert (len(tier.files("slabs")), len(tier.files("session"))) == (1, 1)
+    assert len(tier.files()) == 1
     tier.restart()
     assert [each.session_id for each in tier.client.list_sessions("me")] == ["other"]
     assert tier.num_known("a") == 1
@@ -133,20 +131,20 @@ def test_what_cannot_be_removed_costs_itself_alone(tier: Tier) -> None:
     assert tier.num_known("a") == NUM_SLABS
     assert [each.session_id for each in tier.client.list_sessions("me")] == ["doc"]
     stats = tier.client.stats().disk
-    assert (stats.num_corrupt, stats.num_errors) == (1, 1)
+    assert (stats.num_corrupt, stats.num_errors) == (0, 1)
 
 
-def test_a_session_that_is_not_what_was_written_is_forgotten_alone(tier: Tier) -> None:
+def test_a_list_of_sessions_that_is_not_what_was_written_is_forgotten_alone(tier: Tier) -> None:
     tier.write("a", "doc")
     tier.write("b", "other")
-    tier.restart(lambda: _flip(200)(tier.files("session")[0]))
-    assert len(tier.client.list_sessions("me")) == 1
+    tier.restart(lambda: _flip(200)(tier.path / "store-0" / SESSIONS))
+    assert not tier.client.list_sessions("me")
     assert tier.client.stats().disk.num_corrupt == 1
     assert (tier.num_known("a"), tier.num_known("b")) == (NUM_SLABS, NUM_SLABS)
 
 
 def test_a_disk_that_fails_costs_the_tier_only(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kv_store.disk.write_queue.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("kv_store.disk.tier.PAUSE_SECONDS", 0.0)
     tier.write("a", "doc")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (COLUMN_BYTES // 2, hard))
@@ -156,7 +154,7 @@ def test_a_disk_that_fails_costs_the_tier_only(tier: Tier, monkeypatch: pytest.M
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert tier.num_known("b") == NUM_SLABS
     stats = tier.client.stats().disk
-    assert stats.num_errors == 1
+    assert stats.num_errors > 0
     assert stats.num_skipped > 0
     # Nothing half-written is left, and what was there is.
     assert not list(tier.path.glob("store-0/*.new"))
@@ -169,26 +167,50 @@ def test_a_disk_that_fails_costs_the_tier_only(tier: Tier, monkeypatch: pytest.M
     assert tier.num_known("b") == NUM_SLABS
 
 
-def test_a_disk_that_was_full_is_used_again_as_far_as_it_has_room(
+def test_a_full_disk_keeps_what_it_has_and_takes_more_once_it_has_space(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_store.disk.write_queue.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("kv_store.disk.tier.PAUSE_SECONDS", 0.0)
     tier.write("a")
     with monkeypatch.context() as full:
         full.setattr(TierFolder, "write", _refuse)
-        tier.write("b")
-    # It is not asked at once.
+        tier.write("b", "lost")
+        assert tier.num_known("b") == NUM_SLABS
+    assert tier.kept("a", "b") == "a"
+    assert tier.client.stats().disk.num_errors > 0
     tier.write("c")
-    assert tier.client.stats().disk.num_bytes == NUM_SLABS * COLUMN_BYTES
-    monkeypatch.setattr("kv_store.disk.tier.LOOK_SECONDS", 0.0)
-    for free, columns in ((0, NUM_SLABS), (2 * COLUMN_BYTES, NUM_SLABS + 2), (1 << 40, 2 * NUM_SLABS + 2)):
-        monkeypatch.setattr(TierFolder, "free_bytes", lambda folder, free=free: free)
-        tier.write(f"with {free}")
-        assert tier.client.stats().disk.num_bytes == columns * COLUMN_BYTES
+    assert tier.kept("a", "c") == "a c"
 
 
-def _refuse(folder: TierFolder, name: bytes, kind: str, parts: Any) -> None:
+def _refuse(folder: TierFolder, name: str, parts: Any) -> None:
     raise OSError(errno.ENOSPC, "full")
+
+
+def test_what_was_unused_for_a_day_leaves_the_disk_for_a_prefix_of_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, disk_bytes=NUM_SLABS * COLUMN_BYTES) as tier:
+        tier.write("a", "doc")
+        tier.write("b")
+        assert tier.kept("a", "b") == "a"
+        monkeypatch.setattr("kv_store.disk.catalog.UNUSED_SECONDS", 0.0)
+        tier.write("c")
+        assert tier.kept("a", "b", "c") == "c"
+
+
+def test_what_was_written_last_goes_last_also_after_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path, disk_bytes=3 * NUM_SLABS * COLUMN_BYTES) as tier:
+        for name in "abc":
+            tier.write(name)
+
+        def grow_old() -> None:
+            # Only the first column of "c": it is used whenever what follows is.
+            for value in (*chain(NUM_SLABS, "a"), *chain(1, "c")):
+                os.utime(tier.path / "store-0" / f"{value.hex()}.slabs", (0, 0))
+
+        tier.restart(grow_old)
+        tier.write("d")
+        assert tier.kept("a", "b", "c", "d") == "b c d"
 
 
 def test_a_prompt_waits_for_a_disk_that_hangs_once_and_so_long(
@@ -196,9 +218,9 @@ def test_a_prompt_waits_for_a_disk_that_hangs_once_and_so_long(
 ) -> None:
     goes_on, read_column = threading.Event(), TierFiles.read_column
 
-    def hang(files: TierFiles, name: bytes, slabs: Any) -> None:
+    def hang(files: TierFiles, name: bytes, slabs: Any) -> bool:
         assert goes_on.wait(PATIENCE)
-        read_column(files, name, slabs)
+        return read_column(files, name, slabs)
 
     monkeypatch.setattr(TierFiles, "read_column", hang)
     monkeypatch.setattr("kv_store.disk.loader.WAIT_SECONDS", 0.05)
@@ -215,43 +237,21 @@ def test_a_prompt_waits_for_a_disk_that_hangs_once_and_so_long(
     wait_until(lambda: tier.num_known("b") == NUM_SLABS)
 
 
-def test_who_reads_much_of_the_disk_keeps_others_waiting_for_one_prompt_at_most(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on, read_column, read = threading.Event(), TierFiles.read_column, list[bytes]()
+class LosingFolder(TierFolder):
+    """A disk that loses the second half of what is written without an error."""
 
-    def note(files: TierFiles, name: bytes, slabs: Any) -> None:
-        assert goes_on.wait(PATIENCE)
-        read.append(name)
-        read_column(files, name, slabs)
-
-    monkeypatch.setattr(TierFiles, "read_column", note)
-    names = ("a1", "a2", "a3", "b1")
-    for name in names:
-        tier.write(name, owner=name[0], num_slabs=1)
-    tier.restart()
-    for name in names:
-        with pytest.raises(PrefixLoading):
-            tier.client.begin(name, 0, chain(1, name), owner=name[0])
-    goes_on.set()
-    wait_until(lambda: len(read) == 4)
-    assert chain(1, "b1")[0] in read[:3]
+    def write(self, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        data = b"".join(parts)
+        super().write(name, [data[: len(data) // 2]])
 
 
-def test_faults_of_the_disk_cost_what_was_to_be_kept(tmp_path: Path) -> None:
-    with running(tmp_path, faults="disk.write:alloc:1") as tier:
-        tier.write("a", "doc")
-        assert tier.num_known("a") == NUM_SLABS
-        assert (tier.client.stats().disk.num_errors, tier.client.stats().disk.num_bytes) == (1, 0)
-    with running(tmp_path, faults="disk.write:partial:1") as tier:
+def test_files_of_which_the_disk_lost_a_part_are_forgotten(tmp_path: Path) -> None:
+    with running(tmp_path, take_folder=lambda path: LosingFolder(path, take_folder(path).descriptor)) as tier:
         tier.write("a", "doc")
         tier.restart()
         assert tier.num_known("a") == 0
+        assert not tier.client.list_sessions("me")
         assert tier.client.stats().disk.num_corrupt == NUM_SLABS + 1
-    with running(tmp_path, faults="disk.read:flip:1") as tier:
-        tier.write("a", "doc")
-        tier.restart()
-        assert tier.num_known("a") == 0
 
 
 def test_beyond_its_size_the_oldest_goes_but_not_what_is_pinned(tmp_path: Path) -> None:
@@ -267,55 +267,14 @@ def test_beyond_its_size_the_oldest_goes_but_not_what_is_pinned(tmp_path: Path) 
         tier.restart()
         assert {each.session_id for each in tier.client.list_sessions("me")} == {"pinned", "newest"}
         assert (tier.num_known("a"), tier.num_known("d")) == (NUM_SLABS, NUM_SLABS)
-        assert len(tier.files("session")) == 2
-
-
-@pytest.mark.parametrize("in_sessions", [False, True])
-def test_who_floods_a_disk_takes_its_own_room_there_also_after_a_restart(
-    tmp_path: Path, in_sessions: bool
-) -> None:
-    with running(tmp_path, disk_bytes=16 * COLUMN_BYTES) as tier:
-        tier.write("b1", owner="b")
-        tier.write("b2", "of b", owner="b")
-        for number in range(4):
-            tier.write(f"a{number}", f"session {number}" if in_sessions else "", owner="a")
-        assert tier.kept("b1", "b2", "a0", "a1", "a2", "a3") == "b1 b2 a2 a3"
-        tier.restart()
-        for number in range(4, 7):
-            tier.write(f"a{number}", f"session {number}" if in_sessions else "", owner="a")
-        assert tier.kept("b1", "b2", "a2", "a3", "a4", "a5", "a6") == "b1 b2 a5 a6"
-        # A third one takes of both.
-        for number in range(2):
-            tier.write(f"c{number}", owner="c")
-        assert len(tier.kept("b1", "b2").split()) == 2
-        assert tier.kept("c0", "c1").startswith("c0")
-        assert len(tier.files("slabs")) == 16
-
-
-def test_what_nobody_used_for_a_day_goes_from_the_disk_first_whoevers_it_is(tmp_path: Path) -> None:
-    with running(tmp_path, disk_bytes=16 * COLUMN_BYTES) as tier:
-        tier.write("b1", owner="b")
-        tier.write("b2", owner="b")
-        tier.write("a1", owner="a")
-
-        def grow_old() -> None:
-            # Only what comes first: it is used whenever what follows is.
-            for value in (*chain(NUM_SLABS, "b1")[:1], *chain(NUM_SLABS, "b2")):
-                file = tier.path / "store-0" / f"{value.hex()}.slabs"
-                os.utime(file, (time.time() - UNUSED_SECONDS - 60,) * 2)
-
-        tier.restart(grow_old)
-        for number in range(2, 4):
-            tier.write(f"a{number}", owner="a")
-        assert tier.kept("b1", "b2", "a1", "a2", "a3") == "b1 a1 a2 a3"
 
 
 def test_another_layout_begins_with_an_empty_tier(tier: Tier) -> None:
     tier.write("a", "doc")
     tier.client.close()
-    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, head_dim=16))
+    tier.client = tier.attach(Layout(num_layers=3, num_kv_heads=2, row_format=RowFormat(16)))
     assert tier.client.stats().disk.num_bytes == 0
-    assert not tier.files("slabs")
+    assert not tier.files()
     assert not tier.client.list_sessions("me")
 
 
@@ -325,7 +284,7 @@ def test_stores_of_one_path_have_a_folder_each_and_a_path_that_cannot_be_used_is
     tier.write("a")
     for seconds, name in ((0.0, "store-1"), (PATIENCE, "store-1")):
         second = take_folder(tier.path, seconds)
-        assert (second.path.name, list(second.files())) == (name, [])
+        assert (second.path.name, list(second.names())) == (name, [])
         second.close()
     # One that ends leaves its own to who waits.
     closing = threading.Timer(0.2, tier.store.server.close)

@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from kv_store.client import BitParams, IndexParams, KMeansParams, Layout, PQParams
+from kv_store.client import BitParams, IndexParams, KMeansParams, Layout, PQParams, RowFormat
 from kv_store.client.layout import SlabGeometry
 from kv_store.errors import InvalidArgument
 from kv_store.index import ArenaKeys, ArrayKeys, Effort, FitCost, FitOptions, IterationBound, make_index
@@ -76,7 +76,7 @@ def test_codebooks_alone_are_those_that_come_with_codes(metric: str) -> None:
     alone = make_index(replace(params, codebooks_only=True))
     found = alone.fit_head(ArrayKeys(keys), OPTIONS).arrays
     assert all(np.array_equal(a, b) for a, b in zip(found, (whole[0], *whole[2:]), strict=True))
-    specs = alone.specs(Layout(1, 1, 16), 600)
+    specs = alone.specs(Layout(1, 1, RowFormat(16)), 600)
     assert [(spec.shape[1:], spec.dtype) for spec in specs] == [(a.shape, a.dtype.name) for a in found]
     assert not alone.is_searchable
 
@@ -188,7 +188,7 @@ def test_pq_by_inner_product_codes_name_the_nearest_of_keys_of_one_length() -> N
     keys = clustered(500, 16, 20)
     index = make_index(PQParams(2, 4, 0, "ip"))
     arrays = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
-    specs = index.specs(Layout(1, 1, 16), 500)
+    specs = index.specs(Layout(1, 1, RowFormat(16)), 500)
     assert [spec.name for spec in specs] == ["codebooks", "codes", "max_square_norms"]
     for spec, array in zip(specs, arrays, strict=True):
         assert (spec.shape[1:], spec.dtype) == (array.shape, array.dtype.name)
@@ -253,7 +253,7 @@ def test_keys_that_clusters_tie_for_are_of_the_first(metric: str, monkeypatch: p
 )
 def test_parameters_out_of_range_are_refused(params: IndexParams) -> None:
     with pytest.raises(InvalidArgument):
-        make_index(params).specs(Layout(1, 1, 16), 10)
+        make_index(params).specs(Layout(1, 1, RowFormat(16)), 10)
 
 
 def test_the_bound_hides_training_under_prefill() -> None:
@@ -305,11 +305,11 @@ def test_a_fit_goes_over_no_more_points_than_it_may() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(few, again, strict=True))
 
 
-@pytest.mark.parametrize("row_type", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("element", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("skip", [0, 3])
-def test_keys_in_slabs_are_read_in_order(row_type: str, skip: int) -> None:
+def test_keys_in_slabs_are_read_in_order(element: str, skip: int) -> None:
     rng = np.random.default_rng(0)
-    layout = Layout(1, 2, 8, row_type)
+    layout = Layout(1, 2, RowFormat(8, element))
     geometry = SlabGeometry(layout, 16 * layout.token_bytes)
     keys = rng.integers(-4, 5, (41, 8)).astype(np.float32)
     arena = np.frombuffer(rng.bytes(8 * geometry.slab_bytes), np.uint8).copy()
@@ -317,12 +317,12 @@ def test_keys_in_slabs_are_read_in_order(row_type: str, skip: int) -> None:
     slabs = geometry.rows(arena)
     for number, key in enumerate(keys):
         slab, place = divmod(number + skip, geometry.tokens_per_slab)
-        if row_type == "bf16":
+        if element == "bf16":
             raw = (key.view(np.uint32) >> 16).astype(np.uint16)
         else:
-            raw = key.astype(np.float16 if row_type == "fp16" else np.float32)
-        slabs[slab_ids[slab], 1, place, : layout.row_bytes // 2] = raw.view(np.uint8)
-    source = ArenaKeys(slabs, layout, slab_ids, 1, skip, 41)
+            raw = key.astype(np.float16 if element == "fp16" else np.float32)
+        slabs[slab_ids[slab], 1, place, : layout.row_format.key_bytes] = raw.view(np.uint8)
+    source = ArenaKeys(slabs, layout.row_format, slab_ids, 1, skip, 41)
     assert source.num_rows == 41
     assert source.all().shape == (41, 8)
     assert (source.all() == keys).all()
@@ -362,6 +362,6 @@ def test_keys_that_are_not_finite_are_refused() -> None:
     ],
 )
 def test_a_worker_knows_what_an_index_takes(params: IndexParams) -> None:
-    layout = Layout(2, 3, 24, "bf16")
+    layout = Layout(2, 3, RowFormat(24, "bf16"))
     specs = make_index(params).specs(layout, 101)
     assert params.num_bytes(layout, 101) == sum(-(-spec.num_bytes // 256) * 256 for spec in specs)

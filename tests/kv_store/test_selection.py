@@ -23,7 +23,9 @@ Connect = Callable[..., StoreClient]
 
 NUM_TOKENS, BEGIN, TRAINED, SCALE = 150, 5, 100, 0.3
 HEADS, GROUP = LAYOUT.num_kv_heads, 3
-QUERIES = np.random.default_rng(1).standard_normal((HEADS, GROUP, LAYOUT.head_dim)).astype(np.float32)
+QUERIES = (
+    np.random.default_rng(1).standard_normal((HEADS, GROUP, LAYOUT.row_format.head_dim)).astype(np.float32)
+)
 
 
 def filled(client: StoreClient, name: str = "a", seed: int = 0) -> np.ndarray:

@@ -24,6 +24,7 @@ from kv_store.client import (
     Layout,
     NotInStore,
     PQParams,
+    RowFormat,
     RowsWanted,
     StaleEpoch,
     StoreClient,
@@ -50,9 +51,9 @@ def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0)
     return rows
 
 
-@pytest.mark.parametrize("row_type", ["bf16", "fp16", "fp32"])
-def test_transports_carry_the_same_bytes(connect: Connect, row_type: str) -> None:
-    layout = Layout(2, 2, 24, row_type)  # 24: rows do not divide a slab evenly
+@pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
+def test_transports_carry_the_same_bytes(connect: Connect, element: str) -> None:
+    layout = Layout(2, 2, RowFormat(24, element))  # 24: rows do not divide a slab evenly
     results = []
     for transport in TRANSPORTS:
         client = connect(f"w-{transport}", transport, layout)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock, chain, end, known, open_with, random_rows
 
-from kv_store.client import Layout
+from kv_store.client import Layout, RowFormat
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
@@ -210,7 +210,7 @@ def test_attaching_again_drops_the_earlier_life(store: Store, state: StoreState)
 
 def test_layouts_must_agree_while_anyone_is_attached(store: Store, state: StoreState, clock: Clock) -> None:
     store.attach("w", LAYOUT, 0)
-    other = Layout(2, 2, 16, "fp16")
+    other = Layout(2, 2, RowFormat(16, "fp16"))
     with pytest.raises(FailedPrecondition, match="fp16"):
         store.attach("v", other, 0)
     cache(store, state.epoch, "a", 2)
@@ -221,7 +221,7 @@ def test_layouts_must_agree_while_anyone_is_attached(store: Store, state: StoreS
 
 def test_a_token_larger_than_a_slab_is_refused(store: Store) -> None:
     with pytest.raises(InvalidStoreRequest, match="--slab-bytes"):
-        store.attach("w", Layout(1, 64, 128, "fp32"), 0)
+        store.attach("w", Layout(1, 64, RowFormat(128, "fp32")), 0)
 
 
 def test_a_full_store_names_the_missing_bytes(store: Store, state: StoreState) -> None:

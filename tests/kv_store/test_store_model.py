@@ -3,6 +3,7 @@ written, and the disk has what the store says of it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from store_samples import TOKENS
 from waiting import wait_until
 
 from kv_store.client.ends import SequenceEnd
-from kv_store.disk.session_file import file_name
+from kv_store.disk.folder import SESSIONS
 
 NUM_CALLS = 150
 
@@ -57,8 +58,7 @@ def check_rows(random: RandomStore) -> None:
 
 def check_disk(random: RandomStore) -> None:
     random.settle()
-    files = [file.name.split(".") for file in random.folder.path.iterdir()]
-    columns = {name for name, kind in files if kind == "slabs"}
+    columns = {file.stem for file in random.folder.path.glob("*.slabs")}
     assert random.store.stats().disk.num_bytes == len(columns) * COLUMN_BYTES
     kept = set()
     for owner in OWNERS:
@@ -66,8 +66,10 @@ def check_disk(random: RandomStore) -> None:
             # What it holds is in the arena, or there.
             assert session.slabs.size or session.hashes == session.kept != ()
             assert {each.hex() for each in session.kept} <= columns
-            kept |= {file_name(name).hex()} if session.kept else set()
-    assert {name for name, kind in files if kind == "session"} == kept
+            kept |= {(name, session.kept[-1].hex())} if session.kept else set()
+    file = random.folder.path / SESSIONS
+    listed = json.loads(file.read_bytes()[32:]) if file.exists() else []
+    assert {(each["name"], each["last"]) for each in listed} == kept
 
 
 def check_room(random: RandomStore) -> None:
@@ -84,8 +86,7 @@ def check_room(random: RandomStore) -> None:
 def test_whatever_is_called_every_slab_is_held_by_who_has_it(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kv_store.disk.write_queue.PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("kv_store.disk.tier.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("kv_store.disk.tier.PAUSE_SECONDS", 0.0)
     # Nobody's machine fails here.
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

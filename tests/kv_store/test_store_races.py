@@ -206,7 +206,7 @@ def test_two_selections_at_once_know_the_later_tokens_as_one_after_the_other(
 ) -> None:
     store.attach("w", LAYOUT, 0)
     num_tokens, lock = 5 * TOKENS, state.lock
-    queries = np.random.default_rng(1).standard_normal((LAYOUT.num_kv_heads, 1, LAYOUT.head_dim))
+    queries = np.random.default_rng(1).standard_normal((LAYOUT.num_kv_heads, 1, LAYOUT.row_format.head_dim))
     trainers = ThreadTrainers(state.arena, 1)
     builder, selector = (
         IndexBuilder(state, trainers, IterationBound(4, 1), 0),

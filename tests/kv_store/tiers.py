@@ -80,12 +80,13 @@ class Tier:
         self.client.stats()
         return num_shared // TOKENS
 
-    def files(self, kind: str) -> list[Path]:
-        return sorted(self.path.glob(f"store-0/*.{kind}"))
+    def files(self) -> list[Path]:
+        """Those of slabs."""
+        return sorted(self.path.glob("store-0/*.slabs"))
 
     def kept(self, *names: str) -> str:
         """Those of which all slabs have files, and how many the others have, if there are some."""
-        found = {file.stem for file in self.files("slabs")}
+        found = {file.stem for file in self.files()}
         counts = {name: sum(value.hex() in found for value in chain(NUM_SLABS, name)) for name in names}
         told = [name if count == NUM_SLABS else f"{name}:{count}" for name, count in counts.items() if count]
         return " ".join(told)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("carrel", "gateway", "gpu_worker", "kv_store")
-# When something was made or logged, as clients are told; until when a session is pinned, which is a date; and how old
-# the disk's files are, once at the start.
+# When something was made or logged, as clients are told; and until when a session is pinned, which is a date.
 TELLS = {
     "carrel/evaluation/about.py",
     "carrel/process/log_lines.py",
@@ -16,7 +15,6 @@ TELLS = {
     "gateway/rest/responses/endpoints.py",
     "gateway/plan_runner.py",
     "gpu_worker/store/traces.py",
-    "kv_store/disk/tier.py",
     "kv_store/sessions.py",
 }
 WALL = re.compile(r"\btime\.time(_ns)?\b|datetime\.(now|utcnow)\b")

@@ -22,6 +22,8 @@ from gpu_worker.models.loader import read_config
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import IndexDevice
+from gpu_worker.row_format import row_format
+from kv_store.client import RowFormat
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"
 GIB = 2**30
@@ -46,7 +48,7 @@ class Sizes:
     @property
     def host(self) -> int:
         """All rows in the arena."""
-        return self.users * self.shape.kv_bytes(self.context, 2)
+        return self.users * self.shape.kv_bytes(self.context, self._row_format.row_bytes)
 
     @property
     def beside(self) -> int:
@@ -71,17 +73,21 @@ class Sizes:
         return 2 * self.shape.num_weights
 
     @property
+    def _row_format(self) -> RowFormat:
+        return row_format(self.shape.head_dim, torch.bfloat16)
+
+    @property
     def _workload(self) -> Workload:
         shape = self.shape
-        group_size, head_dim = shape.num_heads // shape.num_kv_heads, shape.head_dim
+        group_size = shape.num_heads // shape.num_kv_heads
         cache = CacheShape(
             self.users,
             shape.num_layers,
             shape.num_kv_heads,
             group_size,
-            head_dim,
+            self._row_format,
             self.context,
-            head_dim**-0.5,
+            shape.head_dim**-0.5,
             torch.device("meta"),
             dtype=torch.bfloat16,
         )

@@ -104,9 +104,11 @@ PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What a link to a heading of `page` may be called."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Return the anchors of `page`: its headings, and the ids of `<a id="...">` for links from elsewhere."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ids = re.findall(r'^<a id="([\w-]+)"></a>$', text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(ids)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -66,6 +66,7 @@ RULES = (
 FLOORS = (
     "errors",
     "v1",
+    "row_format",
     "kernels",
     "device",
     "records",

@@ -15,6 +15,7 @@ from gpu_worker.device import to_device
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
 from gpu_worker.records import IndexDevice
+from gpu_worker.row_format import keys_and_values
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
@@ -113,7 +114,7 @@ class IndexTraining:
         """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index if that is done here."""
         if self._offloader.selects_in_store:
             return
-        policy, (keys, values) = recall_policy(sequence), rows.chunk(2, dim=-1)
+        policy, (keys, values) = recall_policy(sequence), keys_and_values(rows)
         prefilled = PrefilledLayer(sequence.seat, layer, sequence.plan, keys, values, queries)
         policy.observe_prefill(self._indexes.of(policy), prefilled)
         job = prompt_job(sequence)
@@ -165,7 +166,7 @@ class IndexTraining:
         StoreUnavailable and StoreSilent."""
         if self._is_trained_here(job, 0):
             positions = torch.arange(job.begin, job.end, device=self._shape.device)
-            layer_bytes = self._shape.num_kv_heads * (job.end - job.begin) * self._pool.row_bytes // 2
+            layer_bytes = self._shape.num_kv_heads * (job.end - job.begin) * self._pool.row_format.key_bytes
             at_once = max(1, WINDOW_BYTES // layer_bytes)
             for first in range(0, self._shape.num_layers, at_once):
                 some = range(first, min(first + at_once, self._shape.num_layers))

@@ -84,7 +84,9 @@ class KeptRows:
         """Where the rows of the first slots begin in the pool, int64 [layers * H_kv, S]; -1 where a position is."""
         tables = self._block_tables.tables[seat, layers.start : layers.stop].flatten(0, 1)
         slots = torch.arange(positions.shape[1], device=positions.device).expand_as(positions)
-        return (physical_slots(tables, slots) * self._pool.row_bytes).masked_fill_(positions < 0, -1)
+        return (physical_slots(tables, slots) * self._pool.row_format.row_bytes).masked_fill_(
+            positions < 0, -1
+        )
 
 
 def _histories(held: list[KeptLayer], count: int) -> Tensor | None:

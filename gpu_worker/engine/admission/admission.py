@@ -45,16 +45,15 @@ NUM_PROBES = 10
 JOINING_TOKENS = {"cpu": 32, "cuda": 512}
 
 
-def max_full_tokens(
-    shape: CacheShape, row_bytes: int, budget: Budget, code_bytes: int, bytes_per_second: float
-) -> int:
+def max_full_tokens(shape: CacheShape, budget: Budget, code_bytes: int, bytes_per_second: float) -> int:
     """Longest context, prompt and answer, for which a decode step is no slower when it attends all of it.
 
     A step reads, in each layer, n rows of every KV head; with a budget of b tokens b of them and n codes, and it spends
-    SELECTION_SECONDS, which all sequences of the batch share: a full batch is what counts. row_bytes: of a
-    token's K and V in one head. code_bytes: of its code.
+    SELECTION_SECONDS, which all sequences of the batch share: a full batch is what counts. code_bytes: of a
+    token's code in one head.
     """
     fixed_bytes = bytes_per_second * SELECTION_SECONDS / shape.max_num_seqs
+    row_bytes = shape.row_format.row_bytes
     per_token = row_bytes - code_bytes
     if budget.tokens is not None:
         fixed_bytes += shape.num_kv_heads * budget.tokens * row_bytes

@@ -22,6 +22,7 @@ from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import Packed, attend_prompts, reads_bounds
 from gpu_worker.models import Decoder
+from gpu_worker.row_format import empty_rows
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 
@@ -76,7 +77,7 @@ class ShortPass:
         self.max_tokens = min(max_tokens, BUCKETS[-1])
         self._captures = captures
         self._shape = (config.num_layers, config.num_kv_heads)
-        # Made when the first batch comes: [num_layers * num_kv_heads * tokens * 2d].
+        # Made when the first batch comes: [num_layers * num_kv_heads * tokens, row_elements].
         self._rows: Tensor | None = None
         self._captured: dict[int, Captured] = {}
         self._seen: set[int] = set()
@@ -148,11 +149,12 @@ class ShortPass:
 
     def _rows_of(self, size: int) -> Tensor:
         """[L, H_kv, size, 2d]"""
-        width = self._shape[0] * self._shape[1] * 2 * self._decoder.config.head_dim
+        num_heads = self._shape[0] * self._shape[1]
         if self._rows is None:
             most = next(bucket for bucket in BUCKETS if bucket >= self.max_tokens)
-            self._rows = torch.empty(most * width, dtype=self._decoder.dtype, device=self._decoder.device)
-        return self._rows[: size * width].view(*self._shape, size, -1)
+            row_format, device = self._decoder.row_format, self._decoder.device
+            self._rows = empty_rows(row_format, most * num_heads, device=device)
+        return self._rows[: size * num_heads].view(*self._shape, size, -1)
 
     def _is_capturable(self) -> bool:
         """Whether attention needs no number from the host that is another for every batch."""
@@ -164,7 +166,8 @@ class ShortPass:
             dtype=self._decoder.dtype,
             device=self._decoder.device,
         )
-        rows = heads.new_empty(config.num_kv_heads, BUCKETS[0], 2 * config.head_dim)
+        size, device = (config.num_kv_heads, BUCKETS[0]), self._decoder.device
+        rows = empty_rows(self._decoder.row_format, *size, device=device)
         return reads_bounds(heads, rows)
 
 

@@ -16,6 +16,7 @@ from gpu_worker.engine.prompts.prompt_memory import buffer_sizes
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import plan_chunks
 from gpu_worker.models import Decoder
+from gpu_worker.row_format import empty_rows
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.trainings import TrainedLayer
@@ -112,8 +113,9 @@ class Prefills(Mapping[Sequence, AnyPass]):
                 self._chunk_size, config.num_heads, config.head_dim, dtype=dtype, device=device
             )
             for num_rows in buffer_sizes(self._max_tokens):
-                shape = (config.num_kv_heads, num_rows, 2 * config.head_dim)
-                rows = torch.zeros(shape, dtype=dtype, device=device)
+                rows = empty_rows(
+                    self._decoder.row_format, config.num_kv_heads, num_rows, device=device
+                ).zero_()
                 yield from plan_chunks(query, rows, self._decoder.attention_scale)
         except torch.OutOfMemoryError as error:
             raise no_room("plans of attention", error) from error

@@ -16,6 +16,7 @@ from gpu_worker.engine.prompts.prompt_rows import PromptRows
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
 from gpu_worker.models import Decoder
 from gpu_worker.records import PromptEvent
+from gpu_worker.row_format import empty_rows
 from gpu_worker.sampling.filters import first_k, ranks
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
@@ -218,12 +219,12 @@ class Prefill(PromptPass[PromptRows]):
         self._layer, self._begin, self._begun = self._layer + 1, 0, ended
 
     def _make_buffers(self, sequences: list[Sequence], offloader: Offloader, max_tokens: int) -> list[Tensor]:
-        config = self._decoder.config
         num_rows = sum(buffer_tokens(sequence.num_prefill, max_tokens) for sequence in sequences)
-        shape = (config.num_kv_heads, num_rows, 2 * config.head_dim)
+        size = self._decoder.config.num_kv_heads, num_rows
         is_kept = any(keeper(sequence, offloader).holds(sequence) for sequence in sequences)
-        dtype, num_buffers = self._decoder.dtype, 2 if is_kept and offloader.copies_aside else 1
-        return [torch.empty(shape, dtype=dtype, device=self._device) for _ in range(num_buffers)]
+        num_buffers = 2 if is_kept and offloader.copies_aside else 1
+        row_format = self._decoder.row_format
+        return [empty_rows(row_format, *size, device=self._device) for _ in range(num_buffers)]
 
     def _make_parts(
         self, sequences: list[Sequence], layers: list[list[ServedLayer]], offloader: Offloader

@@ -14,9 +14,10 @@ from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.device import Mark
 from gpu_worker.engine.prompts.base import Prompt
 from gpu_worker.engine.prompts.prompt_memory import FEW_TOKENS
-from gpu_worker.errors import PrefixLost, RowsCorrupt, no_room
+from gpu_worker.errors import PrefixLost, no_room
 from gpu_worker.policies.base import PromptAttention
 from gpu_worker.policies.recall import IndexJob
+from gpu_worker.row_format import keys_and_values
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from kv_store.client import StoreError
@@ -66,7 +67,7 @@ class PromptRows(Prompt):
         }
         self._buffers = buffers
         asked = sequence.policy.num_queries(sequence.plan) if sequence.plan.selects else 0
-        head_dim = buffers[0].shape[2] // 2
+        head_dim = keys_and_values(buffers[0])[0].shape[2]
         self.queries = buffers[0].new_empty(min(asked, self.num_tokens), num_heads, head_dim)
         # When the rows in each buffer are in the arena.
         self._copied: list[Mark | None] = [None] * len(buffers)
@@ -134,10 +135,7 @@ class PromptRows(Prompt):
         assert kept is not None, f"layer {layer} of a known prefix is not kept"
         self._prove()
         place = layer % len(self._buffers)
-        try:
-            return self._keeper.load_layer(self.sequence, kept, self._buffers[place], self._copied[place])
-        except RowsCorrupt as error:
-            raise self._lost(str(error)) from error
+        return self._keeper.load_layer(self.sequence, kept, self._buffers[place], self._copied[place])
 
     def _prove(self) -> None:
         """Have the known rows in the arena compared with their checksums, once."""

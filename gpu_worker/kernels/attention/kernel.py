@@ -22,6 +22,7 @@ from torch import Tensor
 from gpu_worker.kernels.attention.programs import attend_split, join_splits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE, Rest
 from gpu_worker.kernels.attention.splits import MAX_SPLITS, num_splits
+from gpu_worker.row_format import row_format
 
 # K|V bytes that a program has in flight, at most.
 TILE_BYTES = 32768
@@ -166,7 +167,7 @@ def _check_rows(query: Tensor, pool: Tensor) -> None:
         raise ValueError("the elements of a head and of a slot must be contiguous")
     if pool.shape[0] > 2**31 - 1:
         raise ValueError(f"{pool.shape[0]} slots: their ids must be less than 2**31")
-    if pool.shape[1] != 2 * query.shape[2]:
+    if pool.shape[1] != row_format(query.shape[2], query.dtype).row_elements:
         raise ValueError(f"a slot of {pool.shape[1]} elements is not K|V of {query.shape[2]} each")
 
 

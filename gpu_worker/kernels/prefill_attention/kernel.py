@@ -19,6 +19,7 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_fla
 from gpu_worker.kernels.join_pieces import join_past, join_pieces
 from gpu_worker.kernels.prefill_attention.packed import Packed
 from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in_pieces
+from gpu_worker.row_format import keys_and_values
 
 # Of queries and of past tokens, in what goes to cuDNN.
 UNIT = 1024
@@ -100,7 +101,7 @@ def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) ->
 
 def reads_bounds(query: Tensor, rows: Tensor) -> bool:
     """See the reference."""
-    keys, values = rows.chunk(2, dim=-1)
+    keys, values = keys_and_values(rows)
     asked = SDPAParams(query.transpose(0, 1)[None], keys[None], values[None], None, 0.0, False, True)
     return bool(can_use_flash_attention(asked))
 

@@ -49,13 +49,14 @@ def fetch_misses(
         return
     assert pool.is_contiguous(), "the pool is written in place"
     assert out.stride(2) == slab_table.stride(1) == block_tables.stride(2) == 1
-    unit = unit_of(layout.row_bytes)
+    row_bytes = layout.row_format.row_bytes
+    unit = unit_of(row_bytes)
     if layout.slab_bytes % (unit * WORD_BYTES):
         raise ValueError(
-            f"slabs of {layout.slab_bytes} bytes: with rows of {layout.row_bytes} bytes they must be a multiple "
+            f"slabs of {layout.slab_bytes} bytes: with rows of {row_bytes} bytes they must be a multiple "
             f"of {unit * WORD_BYTES}"
         )
-    row_words = layout.row_bytes // WORD_BYTES
+    row_words = row_bytes // WORD_BYTES
     num_places = slots.shape[0] * num_heads
     sources = torch.empty(num_places, num_columns, dtype=torch.int64, device=slots.device)
     targets = torch.empty(num_places, num_columns, dtype=torch.int32, device=slots.device)
@@ -147,7 +148,7 @@ def offsets_by_table(
         slab_table.stride(0),
         num_slabs,
         layout.slab_bytes,
-        layout.row_bytes,
+        layout.row_format.row_bytes,
         seats.contiguous(),
         positions,
         *positions.stride(),

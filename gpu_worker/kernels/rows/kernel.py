@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from gpu_worker.kernels.rows.programs import copy_pairs, copy_rows, store_rows
+from gpu_worker.row_format import row_format
 
 WORD_BYTES = 4
 
@@ -53,12 +54,12 @@ def store_token(
     if num_rows == 0:
         return
     assert pool.is_contiguous(), "the pool is written in place"
-    keys, values = words(keys), words(values)
+    keys, values, rows = words(keys), words(values), words(pool)
     half_words = keys.shape[2]
     store_rows[(triton.cdiv(num_rows, ROWS_PER_WARP),)](
         keys,
         values,
-        words(pool),
+        rows,
         slots,
         None if arena is None else arena_words(arena),
         0 if arena is None else arena.shape[0],
@@ -70,6 +71,7 @@ def store_token(
         *slots.stride(),
         *((0, 0) if offsets is None else offsets.stride()),
         HALF_WORDS=half_words,
+        ROW_WORDS=rows.shape[1],
         UNIT=unit_of(half_words * WORD_BYTES),
         ROWS=ROWS_PER_WARP,
         WORDS=triton.next_power_of_2(half_words),
@@ -103,6 +105,7 @@ def _launch_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor, 
     num_rows = offsets.numel()
     if num_rows == 0:
         return
+    row_words = row_format(keys.shape[2], keys.dtype).row_bytes // WORD_BYTES
     keys, values = words(keys), words(values)
     half_words = keys.shape[2]
     copy_pairs[(triton.cdiv(num_rows, ROWS),)](
@@ -117,6 +120,7 @@ def _launch_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor, 
         *keys.stride()[:2],
         *values.stride()[:2],
         HALF_WORDS=half_words,
+        ROW_WORDS=row_words,
         UNIT=unit_of(half_words * WORD_BYTES),
         TO_ARENA=to_arena,
         ROWS=ROWS,

@@ -54,6 +54,7 @@ def copy_pairs(
     values_outer,
     values_inner,
     HALF_WORDS: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
     UNIT: tl.constexpr,
     TO_ARENA: tl.constexpr,
     ROWS: tl.constexpr,
@@ -63,7 +64,7 @@ def copy_pairs(
     outer, inner = row // num_inner, row % num_inner
     at_offset = offsets + outer * offsets_outer + inner * offsets_inner
     offset = tl.load(at_offset, mask=row < num_rows, other=-1)
-    wanted = (offset >= 0) & (offset <= arena_bytes - 8 * HALF_WORDS)
+    wanted = (offset >= 0) & (offset <= arena_bytes - 4 * ROW_WORDS)
     word = tl.arange(0, WORDS)[None, :]
     mask = wanted[:, None] & (word < HALF_WORDS)
     at_arena = arena + (offset // (4 * UNIT) * UNIT)[:, None] + word
@@ -99,6 +100,7 @@ def store_rows(
     offsets_row,
     offsets_head,
     HALF_WORDS: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
     UNIT: tl.constexpr,
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -113,13 +115,13 @@ def store_rows(
     key = tl.load(keys + (row * keys_row + head * keys_head)[:, None] + word, mask=mask)
     value = tl.load(values + (row * values_row + head * values_head)[:, None] + word, mask=mask)
     slot = tl.load(slots + row * slots_row + head * slots_head, mask=exists, other=-1).to(tl.int64)
-    at_pool = pool + (slot * (2 * HALF_WORDS))[:, None] + word
+    at_pool = pool + (slot * ROW_WORDS)[:, None] + word
     mask = (slot >= 0)[:, None] & inside
     tl.store(at_pool, key, mask=mask)
     tl.store(at_pool + HALF_WORDS, value, mask=mask)
     if arena is not None:
         offset = tl.load(offsets + row * offsets_row + head * offsets_head, mask=exists, other=-1)
-        wanted = (offset >= 0) & (offset <= arena_bytes - 8 * HALF_WORDS)
+        wanted = (offset >= 0) & (offset <= arena_bytes - 4 * ROW_WORDS)
         at_arena = arena + (offset // (4 * UNIT) * UNIT)[:, None] + word
         mask = wanted[:, None] & inside
         tl.store(at_arena, key, mask=mask)

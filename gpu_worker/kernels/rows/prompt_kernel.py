@@ -42,8 +42,8 @@ def keep_rows(
         positions, keys, values, pool, block_tables, held, lengths, limits,
         (seat * num_layers + layer) * num_heads, room, num_kept, width, num_blocks,
         *positions.stride(), *keys.stride()[:2], *values.stride()[:2],
-        HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim), BLOCK=BLOCK_SIZE, SLOTS=SLOTS, COUNTED=COUNTED,
-        num_warps=4,
+        HEAD_DIM=head_dim, ROW=pool.shape[1], DIMS=triton.next_power_of_2(head_dim), BLOCK=BLOCK_SIZE, SLOTS=SLOTS,
+        COUNTED=COUNTED, num_warps=4,
     )  # fmt: skip
 
 
@@ -115,7 +115,8 @@ def _keep_rows(
     positions, keys, values, pool, block_tables, held, lengths, limits,
     first_place, room, num_kept, width, num_blocks,
     position_head, position_slot, key_head, key_slot, value_head, value_slot,
-    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, COUNTED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, ROW: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):  # fmt: skip
     """SLOTS slots of one head of one layer. first_place: of the first layer's first head among all seats' heads."""
     head = tl.program_id(1).to(tl.int64)
@@ -131,7 +132,7 @@ def _keep_rows(
     slots = slot.to(tl.int64)[:, None]
     key = tl.load(keys + head * key_head + slots * key_slot + dims, mask=mask)
     value = tl.load(values + head * value_head + slots * value_slot + dims, mask=mask)
-    target = pool + (block * BLOCK + slot % BLOCK)[:, None] * (2 * HEAD_DIM) + dims
+    target = pool + (block * BLOCK + slot % BLOCK)[:, None] * ROW + dims
     tl.store(target, key, mask=mask)
     tl.store(target + HEAD_DIM, value, mask=mask)
     if tl.program_id(0) == 0:

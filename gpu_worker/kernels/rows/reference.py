@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.row_format import row_format, row_word
+from kv_store.client import RowFormat
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaLayout:
     """How rows lie in the arena: slabs of `slab_bytes`, each `[kv_head][token][K|V]`.
 
-    tokens_per_slab: a power of two. row_bytes: of one token's K and V in one KV head.
+    tokens_per_slab: a power of two.
     """
 
     slab_bytes: int
     tokens_per_slab: int
-    row_bytes: int
+    row_format: RowFormat
 
 
 def offsets_by_table(
@@ -42,7 +44,7 @@ def offsets_by_table(
     exists &= (slab >= 0) & (slab < num_slabs)
     heads = torch.arange(positions.shape[1], device=positions.device)[:, None]
     token = heads * layout.tokens_per_slab + positions % layout.tokens_per_slab
-    return (slab * layout.slab_bytes + token * layout.row_bytes).where(exists, -1)
+    return (slab * layout.slab_bytes + token * layout.row_format.row_bytes).where(exists, -1)
 
 
 def gather_rows(arena: Tensor, offsets: Tensor, pool: Tensor, slots: Tensor) -> None:
@@ -51,16 +53,16 @@ def gather_rows(arena: Tensor, offsets: Tensor, pool: Tensor, slots: Tensor) -> 
     arena: uint8 [bytes]. offsets: int64, slots: int64 or int32, of one shape; a slot below 0 is skipped. pool:
     [num_slots, 2d], contiguous, of any type; written in place. No slot may be written twice.
     """
-    wanted = _in_arena(arena, offsets, pool) & (slots >= 0)
-    rows = _rows(arena, pool).index_select(0, _places(offsets[wanted], pool))
+    wanted = _in_arena(arena, offsets, pool.shape[1] * pool.itemsize) & (slots >= 0)
+    rows = _rows(arena, pool.shape[1], pool.dtype).index_select(0, offsets[wanted] // pool.itemsize)
     pool.index_copy_(0, slots[wanted].long(), rows)
 
 
 def scatter_rows(arena: Tensor, offsets: Tensor, pool: Tensor, slots: Tensor) -> None:
     """The other way: copy slots of the pool to rows of the arena. Arguments as of `gather_rows`."""
-    wanted = _in_arena(arena, offsets, pool) & (slots >= 0)
+    wanted = _in_arena(arena, offsets, pool.shape[1] * pool.itemsize) & (slots >= 0)
     rows = pool.index_select(0, slots[wanted].long())
-    _rows(arena, pool).index_copy_(0, _places(offsets[wanted], pool), rows)
+    _rows(arena, pool.shape[1], pool.dtype).index_copy_(0, offsets[wanted] // pool.itemsize, rows)
 
 
 def gather_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -69,16 +71,18 @@ def gather_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -
     arena: uint8 [bytes]. offsets: int64 [N, M]. keys, values: [N, M, d] of one type, contiguous in d only; written in
     place.
     """
-    wanted = _in_arena(arena, offsets, keys, halves=2)
-    rows = _rows(arena, keys, halves=2).index_select(0, _places(offsets[wanted], keys))
-    keys[wanted], values[wanted] = rows.chunk(2, dim=-1)
+    row = row_format(keys.shape[2], keys.dtype)
+    wanted = _in_arena(arena, offsets, row.row_bytes)
+    rows = _rows(arena, row.row_elements, keys.dtype).index_select(0, offsets[wanted] // keys.itemsize)
+    keys[wanted], values[wanted] = rows.split(row.head_dim, dim=-1)
 
 
 def scatter_pairs(arena: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
     """The other way: write keys and values as rows K|V of the arena. Arguments as of `gather_pairs`."""
-    wanted = _in_arena(arena, offsets, keys, halves=2)
+    row = row_format(keys.shape[2], keys.dtype)
+    wanted = _in_arena(arena, offsets, row.row_bytes)
     rows = torch.cat([keys[wanted], values[wanted]], dim=-1)
-    _rows(arena, keys, halves=2).index_copy_(0, _places(offsets[wanted], keys), rows)
+    _rows(arena, row.row_elements, keys.dtype).index_copy_(0, offsets[wanted] // keys.itemsize, rows)
 
 
 def store_token(
@@ -110,8 +114,7 @@ def store_prompt(rows: Tensor, pool: Tensor, block_tables: Tensor, seat: int, la
     num_layers, _, num_tokens, row = rows.shape
     blocks = block_tables[seat, layer : layer + num_layers, :, : -(-num_tokens // BLOCK_SIZE)]
     slots = (blocks[..., None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=rows.device)).flatten(2)
-    # In the widest words that a row is a multiple of: PyTorch moves one at a time.
-    word = torch.int64 if row * rows.itemsize % 8 == 0 else torch.int32
+    word = row_word(row * rows.itemsize)
     pool.view(word)[slots[..., :num_tokens]] = rows.view(word)
 
 
@@ -123,7 +126,7 @@ def load_prompt(rows: Tensor, pool: Tensor, blocks: Tensor) -> None:
     """
     num_tokens, row = rows.shape[1:]
     slots = (blocks[..., None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=rows.device)).flatten(1)
-    word = torch.int64 if row * rows.itemsize % 8 == 0 else torch.int32
+    word = row_word(row * rows.itemsize)
     rows.view(word).copy_(pool.view(word)[slots[:, :num_tokens]])
 
 
@@ -204,21 +207,11 @@ def fetch_misses(
         fetched.index_add_(0, seats, (offsets >= 0).sum(dim=(1, 2)))
 
 
-def _row_bytes(like: Tensor, halves: int) -> int:
-    return halves * like.shape[-1] * like.element_size()
+def _in_arena(arena: Tensor, offsets: Tensor, row_bytes: int) -> Tensor:
+    return (offsets >= 0) & (offsets <= arena.shape[0] - row_bytes)
 
 
-def _in_arena(arena: Tensor, offsets: Tensor, like: Tensor, halves: int = 1) -> Tensor:
-    return (offsets >= 0) & (offsets <= arena.shape[0] - _row_bytes(like, halves))
-
-
-def _rows(arena: Tensor, like: Tensor, halves: int = 1) -> Tensor:
+def _rows(arena: Tensor, row_elements: int, dtype: torch.dtype) -> Tensor:
     """Every place of the arena at which a row could begin, as that row: a view that overlaps itself."""
-    itemsize = like.element_size()
-    elements = arena[: arena.shape[0] // itemsize * itemsize].view(like.dtype)
-    return elements.unfold(0, halves * like.shape[-1], 1)
-
-
-def _places(offsets: Tensor, like: Tensor) -> Tensor:
-    """Rows at these offsets in `_rows`."""
-    return offsets // like.element_size()
+    elements = arena[: arena.shape[0] // dtype.itemsize * dtype.itemsize].view(dtype)
+    return elements.unfold(0, row_elements, 1)

@@ -24,8 +24,6 @@ class Transport(ABC):
     name: ClassVar[str]
     # The arena is not mapped here: indexes stay in the store, which selects.
     selects_in_store: ClassVar[bool] = False
-    # Rows are read without the store.
-    reads_in_place: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -39,7 +39,7 @@ class GrpcStreamTransport(Transport):
         timeout_seconds: float,
     ) -> None:
         self._rpc = rpc
-        self._row_bytes = layout.row_bytes
+        self._row_bytes = layout.row_format.row_bytes
         self._epoch = attached.epoch
         self._worker_id = worker_id
 

@@ -72,7 +72,7 @@ class ShmTransport(Transport):
     ) -> Bytes:
         request = wire.gather(self._epoch, self._worker_id, layer, wanted)
         num_rows = count_rows(wanted)
-        row_bytes = self._geometry.layout.row_bytes
+        row_bytes = self._geometry.layout.row_format.row_bytes
         reply = self._rpc.call(self._rpc.stub.Gather, request, num_rows * row_bytes)
         begin, size = self._response
         if reply.num_rows != num_rows or reply.offset != begin or num_rows * row_bytes > size:

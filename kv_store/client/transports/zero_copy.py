@@ -19,7 +19,6 @@ class ZeroCopyTransport(ShmTransport):
     """Shared memory without a response segment: no message is sent for a gather."""
 
     name = "zero_copy"
-    reads_in_place = True
 
     @classmethod
     def response_rows(cls, max_gather_rows: int) -> int:
@@ -48,7 +47,7 @@ class ZeroCopyTransport(ShmTransport):
             slab_ids, within = table[positions >> geometry.token_shift], positions & geometry.token_mask
             part[:] = self._row_items[slab_ids, item.kv_head, within]
             begin += positions.size
-        return rows.view(np.uint8).reshape(-1, geometry.layout.row_bytes)
+        return rows.view(np.uint8).reshape(-1, geometry.layout.row_format.row_bytes)
 
     def close(self) -> None:
         super().close()

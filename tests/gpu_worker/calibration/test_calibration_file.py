@@ -14,6 +14,7 @@ from gpu_worker.calibration import ModelFacts, Observation, read_calibration, wr
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.chelsea.policy import Chelsea
+from kv_store.client import RowFormat
 
 FACTS = ModelFacts.of(make_model().config)
 SCORES = torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.8, 0.0]])
@@ -106,7 +107,9 @@ def test_outliers_count_layers_behind_the_dense_ones(path: Path) -> None:
 
 def test_infinigen_takes_the_files_skew(path: Path) -> None:
     policy = read_calibration(str(path)).skewed()
-    shape = CacheShape(1, NUM_LAYERS, NUM_KV_HEADS, 3, HEAD_DIM, 64, 0.25, torch.device("cpu"))
+    shape = CacheShape(
+        1, NUM_LAYERS, NUM_KV_HEADS, 3, RowFormat(HEAD_DIM, "fp32"), 64, 0.25, torch.device("cpu")
+    )
     skew = policy.allocate(shape).skew
     assert skew is not None
     assert torch.equal(skew, SKEW)

@@ -33,6 +33,7 @@ from kv_store.client import Layout, StoreClient
 
 pytest.importorskip("faiss")
 
+from gpu_worker.row_format import row_format
 from kv_store.local import LocalStore
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,8 +64,7 @@ def running(
     """carrel-nano over a store of its own."""
     model = load_model(str(NANO), device=torch.device(device), dtype=dtype)
     config = model.config
-    row_type = "fp32" if dtype == torch.float32 else "bf16"
-    layout = Layout(config.num_layers, config.num_kv_heads, config.head_dim, row_type)
+    layout = Layout(config.num_layers, config.num_kv_heads, row_format(config.head_dim, dtype))
     options = EngineOptions(
         max_model_len=8192,
         slot_bytes=slot_bytes,

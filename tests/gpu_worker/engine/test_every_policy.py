@@ -29,7 +29,7 @@ from gpu_worker.models import Decoder, LoadedModel, ungrouped
 from gpu_worker.policies.base import Family
 from gpu_worker.records import CompleteEvent, GenerationRequest
 from gpu_worker.state.sequence import Sequence
-from kv_store.client import Layout
+from kv_store.client import Layout, RowFormat
 
 POLICIES = tried()
 SPARSE = sorted(POLICIES)
@@ -232,7 +232,7 @@ def test_what_is_attended_can_be_measured(policy: str) -> None:
 def test_each_query_head_may_have_what_it_alone_needs() -> None:
     """With KV of its own for each query head the budget is every one's: what is kept differs within a group."""
     model = ungrouped(make_model())
-    rig = new_rig(model=model, layout=Layout(NUM_LAYERS, model.config.num_kv_heads, 16, "fp32"))
+    rig = new_rig(model=model, layout=Layout(NUM_LAYERS, model.config.num_kv_heads, RowFormat(16, "fp32")))
     _, positions = kept_after_prefill(rig, "snapkv")
     assert positions.shape[1] == 3 * NUM_KV_HEADS
     kept = [{*head.tolist()} - {-1} for head in positions[1]]

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 from engine_rig import LAYOUT, Rig, random_prompt, request
+from faults import Faults, FaultyFolder, faulty_connect, faulty_decode, faulty_prefill
 from offload_rig import attached
 from waiting import wait_until
 
-from carrel.process.faults import Faults, read_faults
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.faults import faulty_connect, faulty_decode, faulty_prefill
 from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import WorkerError
@@ -30,17 +29,27 @@ from kv_store.local import LocalStore
 TRANSPORTS = ("zero_copy", "shm", "grpc")
 NUM_SLABS = 320
 # Of each kind often enough to strike some times in a history of a few hundred steps.
-RATES = (
-    "store.call:drop:0.02,store.call:delay:0.05:0.002,arena.write:partial:0.002,index:drop:0.01,index:alloc:0.02,"
-    "prompt:alloc:0.05,step:alloc:0.004"
-)
+RATES = {
+    "store.call:drop": 0.02,
+    "store.call:delay": 0.05,
+    "arena.write:partial": 0.002,
+    "index:drop": 0.01,
+    "index:alloc": 0.02,
+    "prompt:alloc": 0.05,
+    "step:alloc": 0.004,
+}
 # Of the store's disk, which has no room for all that is asked.
-DISK_RATES = "disk.write:partial:0.1,disk.write:alloc:0.01,disk.read:flip:0.05,disk.read:delay:0.1:0.002"
+DISK_RATES = {
+    "disk.write:partial": 0.1,
+    "disk.write:alloc": 0.01,
+    "disk.read:flip": 0.05,
+    "disk.read:delay": 0.1,
+}
 DISK_BYTES = 1 << 18
 MORE_RATES = {
-    "zero_copy": "",
-    "shm": ",transfer:drop:0.002,arena.read:flip:0.002",
-    "grpc": ",transfer:drop:0.002,transfer:partial:0.002",
+    "zero_copy": {},
+    "shm": {"transfer:drop": 0.002},
+    "grpc": {"transfer:drop": 0.002, "transfer:partial": 0.002},
 }
 
 
@@ -54,10 +63,13 @@ def history_rig(
         ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40, max_iterations=3),
         Oracle(num_sink=4),
     )
-    connect = faulty_connect(faults)
-    options: dict[str, Any] = {"connect": connect, "verify_reads": transport != "zero_copy"}
+    options: dict[str, Any] = {"connect": faulty_connect(faults)} if faults else {}
     if disk is not None:
-        options |= {"disk": disk, "disk_bytes": DISK_BYTES, "faults": f"{DISK_RATES},seed={seed}"}
+
+        def take_faulty(path: Path) -> FaultyFolder:
+            return FaultyFolder(path, Faults(DISK_RATES, seed))
+
+        options |= {"disk": disk, "disk_bytes": DISK_BYTES, "take_folder": take_faulty}
     with attached(LAYOUT, transport, NUM_SLABS, **options) as (store, client):
         yield (
             store,
@@ -68,7 +80,7 @@ def history_rig(
                 policies=policies,
                 client=client,
                 reuses_prefixes=True,
-                make_prefill=faulty_prefill(faults, Prefill) if faults else Prefill,
+                make_prefill=faulty_prefill(faults) if faults else Prefill,
                 make_decode=faulty_decode(faults) if faults else DecodeStep,
             ),
         )
@@ -146,16 +158,14 @@ class History:
 
 def check_history(seed: int, undisturbed: dict[str, list[int]], num_requests: int, folder: Path) -> None:
     transport = TRANSPORTS[seed % len(TRANSPORTS)]
-    faults = read_faults(f"{RATES}{MORE_RATES[transport]},seed={seed}")
+    faults = Faults(RATES | MORE_RATES[transport], seed)
     with history_rig(transport, faults, folder, seed) as (store, rig):
         history = History(seed, store, rig)
         history.run(num_requests)
         num_whole = history.check(undisturbed)
-        struck = {f"{fault.point}:{fault.kind}": count for fault, count in faults.struck.items()}
         disk = store.server.store.stats().disk
-        print(
-            f"seed {seed}, {transport}: {num_whole} of {len(history.asked)} whole; {struck}; since a start {disk}"
-        )
+        print(f"seed {seed}, {transport}: {num_whole} of {len(history.asked)} whole; since a start {disk}")
+        print(dict(faults.struck))
         assert faults.struck
         # Whatever happened, the next one is served, and nothing of the others is left.
         faults.end()

@@ -29,7 +29,7 @@ from gpu_worker.policies.base import CacheShape, PromptAttention, StepQueries
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
-from kv_store.client import Layout
+from kv_store.client import Layout, RowFormat
 
 WINDOW, SIZE = "window", 8
 SECOND, FIRST_AND_LAST, MIXED = (POLICY, WINDOW, POLICY), (WINDOW, POLICY, WINDOW), (FULL, WINDOW, POLICY)
@@ -160,7 +160,7 @@ def reference(names: tuple[str, ...], prompt: tuple[int, ...], attended: Attende
 
 def windowed(names: tuple[str, ...], **options: object) -> Rig:
     layers = LayerMap.of(names, unkept=[WINDOW])
-    layout = Layout(layers.num_kept, NUM_KV_HEADS, HEAD_DIM, "fp32")
+    layout = Layout(layers.num_kept, NUM_KV_HEADS, RowFormat(HEAD_DIM, "fp32"))
     return Rig(layers=layers, more_caches={WINDOW: WindowCache}, layout=layout, **options)  # type: ignore[arg-type]
 
 
@@ -237,7 +237,10 @@ def test_a_store_gives_back_the_rows_of_the_layers_that_it_keeps(policy: str, tr
     asked = request("one", policy, 40, prompt=random_prompt(PROMPT), max_tokens=STEPS, measure=True)
     found = []
     for hot_cache in (HotCacheSize(), LEAST):
-        with attached(Layout(2, NUM_KV_HEADS, HEAD_DIM, "fp32"), transport, num_slabs=64) as (_, client):
+        with attached(Layout(2, NUM_KV_HEADS, RowFormat(HEAD_DIM, "fp32")), transport, num_slabs=64) as (
+            _,
+            client,
+        ):
             rig = windowed(
                 MIXED,
                 client=client,
@@ -279,5 +282,5 @@ def test_a_map_that_does_not_fit_is_refused(names: tuple[str, ...], layout_layer
         Rig(
             layers=LayerMap.of(names, unkept=[WINDOW]),
             more_caches={WINDOW: WindowCache},
-            layout=Layout(layout_layers, NUM_KV_HEADS, HEAD_DIM, "fp32"),
+            layout=Layout(layout_layers, NUM_KV_HEADS, RowFormat(HEAD_DIM, "fp32")),
         )

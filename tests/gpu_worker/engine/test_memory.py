@@ -32,6 +32,7 @@ from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, IndexDevice
+from kv_store.client import RowFormat
 
 GIB = 1 << 30
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -57,7 +58,7 @@ NAMES = ("full", "oracle", "pqcache", "clusterkv", "snapkv", "chelsea")
 
 
 def llama(max_num_seqs: int = 4, max_model_len: int = 131072, **changes: object) -> Workload:
-    shape = CacheShape(max_num_seqs, 32, 8, 4, 128, max_model_len, 128**-0.5, META)
+    shape = CacheShape(max_num_seqs, 32, 8, 4, RowFormat(128), max_model_len, 128**-0.5, META)
     workload = Workload(
         LLAMA_8B,
         shape,
@@ -73,7 +74,7 @@ def llama(max_num_seqs: int = 4, max_model_len: int = 131072, **changes: object)
 
 
 def tiny() -> Workload:
-    shape = CacheShape(3, NUM_LAYERS, NUM_KV_HEADS, 3, HEAD_DIM, 1024, HEAD_DIM**-0.5, CPU)
+    shape = CacheShape(3, NUM_LAYERS, NUM_KV_HEADS, 3, RowFormat(HEAD_DIM, "fp32"), 1024, HEAD_DIM**-0.5, CPU)
     config = make_model().config
     layers, budget = LayerMap.with_full(NUM_LAYERS), Budget(share=0.3)
     return Workload(

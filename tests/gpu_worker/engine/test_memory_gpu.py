@@ -88,7 +88,7 @@ def test_slots_given_up_between_captured_steps_change_no_token(policy: str) -> N
     old_page, new_page = prompts([1500, 1500])
     old, new = request("old", policy, old_page, num_tokens=60), request("new", "full", new_page)
     with running("cuda") as engine:
-        row_bytes = engine.pool.row_bytes
+        row_bytes = engine.pool.row_format.row_bytes
         config = read_config(NANO)
         num_heads = config.num_layers * config.num_kv_heads
         expected, gave_up = run_pressed(engine, old, new)

@@ -34,6 +34,7 @@ from gpu_worker.policies.bitkeys.bit_select.kernel import bit_select
 from gpu_worker.policies.bitkeys.key_bits.kernel import code_leaving
 from gpu_worker.policies.pqcache.pq_append.kernel import pq_append
 from gpu_worker.policies.pqcache.pq_select.kernel import pq_select
+from gpu_worker.row_format import row_format
 
 SEATS, HEADS, DIM, LENGTH, CHOSEN = 32, 8, 128, 131072, 1024
 zeros = torch.zeros
@@ -47,7 +48,8 @@ scales = zeros(1, 1, 1, LENGTH, dtype=float16).expand(SEATS, 4, HEADS, LENGTH)
 slot_of = zeros(1, 1, LENGTH, dtype=int32).expand(SEATS, HEADS, LENGTH)
 bits, counters = slot_of.to(uint8), zeros(SEATS, HEADS, dtype=int32)
 state = Residency(slot_of, slot_of, bits, counters, counters)
-arena, slabs, layout = zeros(1 << 20, dtype=uint8), zeros(SEATS, 256, dtype=int32), ArenaLayout(1 << 18, 64, 4 * DIM)
+arena, slabs = zeros(1 << 20, dtype=uint8), zeros(SEATS, 256, dtype=int32)
+layout = ArenaLayout(1 << 18, 64, row_format(DIM, bfloat16))
 rotary = zeros(9, 2, DIM, dtype=bfloat16)
 
 for lanes, first, longest in SHAPES:

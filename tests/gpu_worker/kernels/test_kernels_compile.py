@@ -180,6 +180,7 @@ from gpu_worker.kernels.rows.fetch_kernel import fetch_misses, offsets_by_table,
 from gpu_worker.kernels.rows.kernel import gather_pairs, gather_rows, scatter_pairs, scatter_rows, store_token
 from gpu_worker.kernels.rows.prompt_kernel import keep_rows, load_prompt, store_prompt
 from gpu_worker.kernels.rows.reference import ArenaLayout
+from gpu_worker.row_format import row_format
 
 counts, bits = zeros(2, 2, dtype=int32), zeros(2, 2, 5000, dtype=uint8)
 state = Residency(zeros(2, 2, 9000, dtype=int32), zeros(2, 2, 5000, dtype=int32), bits, counts, counts)
@@ -191,7 +192,7 @@ required, slots = zeros(2, 2, 300, dtype=int64), zeros(2, 2, 9, dtype=int64)
 arena, table = zeros(1 << 20, dtype=uint8), zeros(2, 3, dtype=int32)
 for dtype, head_dim in (bfloat16, 128), (float32, 96):
     pool, offsets = zeros(640, 2 * head_dim, dtype=dtype), zeros(2, 2, 9, dtype=int64)
-    layout = ArenaLayout(1 << 18, 128, pool.shape[1] * pool.element_size())
+    layout = ArenaLayout(1 << 18, 128, row_format(head_dim, dtype))
     gather_rows(arena, offsets, pool, slots)
     scatter_rows(arena, offsets, pool, slots.int())
     keys = zeros(2, 9, head_dim, dtype=dtype)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.rows import ArenaLayout, arena_offsets, fetch_misses, pool_rows, reference
+from gpu_worker.row_format import row_format
+from kv_store.client import RowFormat
 from kv_store.client.layout import Layout, SlabGeometry
 
 kernel = pytest.importorskip("gpu_worker.kernels.rows.kernel")
@@ -71,7 +73,7 @@ class Copied:
 def test_rows_both_ways(device: torch.device, head_dim: int, dtype: torch.dtype, count: int) -> None:
     torch.manual_seed(count)
     pool = random_rows(80, 2 * head_dim, dtype=dtype, device=device)
-    row_bytes = 2 * head_dim * dtype.itemsize
+    row_bytes = row_format(head_dim, dtype).row_bytes
     arena = random_bytes(100 * row_bytes + 12, device=device)
     offsets = some_offsets(arena.shape[0], row_bytes, count).to(device)
     slots = torch.randperm(80)[:count].to(device)
@@ -104,7 +106,7 @@ def test_pairs_both_ways(
     # Values are a part of a wider output, keys lie the other way round.
     wide = random_rows(shape[0], (shape[1] + 2) * head_dim, dtype=dtype, device=device)
     keys = random_rows(shape[1], shape[0], head_dim, dtype=dtype, device=device).transpose(0, 1)
-    row_bytes = 2 * head_dim * dtype.itemsize
+    row_bytes = row_format(head_dim, dtype).row_bytes
     arena = random_bytes(90 * row_bytes + 4, device=device)
     count = shape[0] * shape[1]
     offsets = some_offsets(arena.shape[0], row_bytes, count).view(shape[1], shape[0]).T.to(device)
@@ -141,7 +143,7 @@ def test_new_tokens(
     heads = projected.unflatten(1, (4 * num_heads, head_dim))
     keys, values = heads[:, 2 * num_heads : 3 * num_heads], heads[:, 3 * num_heads :]
     pool = random_rows(40, 2 * head_dim, dtype=dtype, device=device)
-    row_bytes = 2 * head_dim * dtype.itemsize
+    row_bytes = row_format(head_dim, dtype).row_bytes
     arena = random_bytes(30 * row_bytes + 12, device=device)
     # Slots of one layer of a wider tensor, offsets the other way round.
     slots = torch.randperm(40)[: 3 * batch * num_heads].to(device, slot_type).view(batch, 3, num_heads)[:, 1]
@@ -200,8 +202,8 @@ def test_misses(
     torch.manual_seed(num_columns)
     # The last row is one of padding.
     seats, num_seats, num_layers, num_slabs = torch.tensor([3, 1, 0], device=device), 4, 2, 6
-    row_bytes = 2 * head_dim * torch.empty((), dtype=dtype).element_size()
-    layout = ArenaLayout(16 * num_heads * row_bytes + 32, 16, row_bytes)
+    rows = row_format(head_dim, dtype)
+    layout = ArenaLayout(16 * num_heads * rows.row_bytes + 32, 16, rows)
     arena = random_bytes(num_slabs * layout.slab_bytes + 20, device=device)
     # Slabs that are none and that are beyond the arena's end.
     slab_table = torch.randint(-1, num_slabs + 1, (num_seats, num_layers, 9), dtype=torch.int32).to(device)
@@ -268,7 +270,7 @@ def test_offsets(device: torch.device, monkeypatch: pytest.MonkeyPatch, shape: t
     monkeypatch.setattr(fetch_kernel, "ITEMS", 64)
     torch.manual_seed(shape[2])
     # Slabs of 2 MiB, so that offsets need more than 32 bits.
-    layout, num_slabs = ArenaLayout(2 << 20, 64, 512), 9000
+    layout, num_slabs = ArenaLayout(2 << 20, 64, RowFormat(128)), 9000
     slab_table = torch.randint(-1, num_slabs + 100, (4, 2, 5), dtype=torch.int32).to(device)[:, 1]
     slab_table[:, 0] = num_slabs - 1
     seats = torch.tensor([2, 0, 3], device=device)[: shape[0]]
@@ -294,7 +296,7 @@ def test_offsets_beyond_32_bits_are_kept(device: torch.device) -> None:
 def test_nothing_to_do(device: torch.device) -> None:
     pool = random_rows(4, 32, dtype=torch.bfloat16, device=device)
     none, table = torch.zeros(0, 2, 5, dtype=torch.int64, device=device), torch.zeros(3, 2, 1, device=device)
-    tables, seats, layout = table.long(), none[:, 0, 0], ArenaLayout(256, 1, 64)
+    tables, seats, layout = table.long(), none[:, 0, 0], ArenaLayout(256, 1, RowFormat(16))
     out, arena = none.int(), random_bytes(640, device=device)
     fetch_kernel.pool_rows(tables, seats, none, out)
     fetch_kernel.fetch_misses(
@@ -321,7 +323,7 @@ def test_arena_in_registered_host_memory(device: torch.device) -> None:
 
 
 def test_what_cannot_be_copied_in_words_is_refused(device: torch.device) -> None:
-    layout = ArenaLayout(slab_bytes=1032, tokens_per_slab=4, row_bytes=256)
+    layout = ArenaLayout(slab_bytes=1032, tokens_per_slab=4, row_format=RowFormat(64))
     table = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
     pool = torch.zeros(64, 128, dtype=torch.bfloat16, device=device)
     arena = torch.zeros(2064, dtype=torch.uint8, device=device)
@@ -333,12 +335,14 @@ def test_what_cannot_be_copied_in_words_is_refused(device: torch.device) -> None
 
 def geometry() -> SlabGeometry:
     # Slabs of 4 tokens, and bytes to spare in each.
-    return SlabGeometry(Layout(num_layers=1, num_kv_heads=NUM_HEADS, head_dim=8), 4 * NUM_HEADS * 32 + 48)
+    return SlabGeometry(
+        Layout(num_layers=1, num_kv_heads=NUM_HEADS, row_format=RowFormat(8)), 4 * NUM_HEADS * 32 + 48
+    )
 
 
 def layout() -> ArenaLayout:
     cut = geometry()
-    return ArenaLayout(cut.slab_bytes, cut.tokens_per_slab, cut.layout.row_bytes)
+    return ArenaLayout(cut.slab_bytes, cut.tokens_per_slab, cut.layout.row_format)
 
 
 def test_offsets_are_where_the_store_has_the_rows() -> None:
@@ -356,7 +360,7 @@ def test_offsets_are_where_the_store_has_the_rows() -> None:
         if not 0 <= slab < NUM_SLABS:
             assert offset == -1
         else:
-            there = arena[offset : offset + cut.layout.row_bytes]
+            there = arena[offset : offset + cut.layout.row_format.row_bytes]
             assert (there == rows[slab, head, position % cut.tokens_per_slab]).all()
 
 

@@ -18,6 +18,7 @@ from gpu_worker.policies.base import Policy
 from gpu_worker.policies.rounding import rounded
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "methods.md"
+RECALL = Path(__file__).with_name("knorm_recall.py")  # the page links to it
 FILE = re.compile(r"```python\n# gpu_worker/policies/(\S+)\n(.*?)```", re.DOTALL)
 PROMPT, BUDGET, STEPS = 120, 30, 40
 
@@ -27,6 +28,7 @@ def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
     """The registry's, with the page's files beside its own and the page's lines."""
     files = dict(FILE.findall(PAGE.read_text()))
     lines = files.pop("registry.py")
+    files["knorm_recall/policy.py"] = RECALL.read_text()
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir()

@@ -18,7 +18,6 @@ from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.prompts.in_progress import MakePrefill
 from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.steps.decode import DecodeStep
-from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.layers import LayerSpec, RopeSpec
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.shape import Shape
@@ -54,16 +53,17 @@ from gpu_worker.records import (
     Usage,
 )
 from gpu_worker.state.sequence import Sequence, Status
-from kv_store.client import Layout, StoreClient
+from gpu_worker.state.slot_pool import block_bytes
+from kv_store.client import Layout, RowFormat, StoreClient
 
 VOCAB_SIZE = 97
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 3, 2, 16
-LAYOUT = Layout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, "fp32")
-TOKEN_BYTES = NUM_LAYERS * NUM_KV_HEADS * 2 * HEAD_DIM * 4
+LAYOUT = Layout(NUM_LAYERS, NUM_KV_HEADS, RowFormat(HEAD_DIM, "fp32"))
+TOKEN_BYTES = NUM_LAYERS * LAYOUT.token_bytes
 
 
 LAYER_HEADS = NUM_LAYERS * NUM_KV_HEADS
-BLOCK_BYTES = BLOCK_SIZE * 2 * HEAD_DIM * 4
+BLOCK_BYTES = block_bytes(LAYOUT.row_format)
 # Of an iteration that ends after its first quantum, however fast that is.
 ONE_QUANTUM = 1e-12
 

@@ -93,7 +93,9 @@ class MemoryStore:
             missing = (others + padded - self.capacity_tokens) * self.layout.token_bytes
             raise StoreFull(f"{missing} bytes are missing", missing_bytes=missing)
         layout, old = self.layout, self.rows[sequence_id]
-        grown = np.full((layout.num_layers, layout.num_kv_heads, padded, layout.row_bytes), 255, np.uint8)
+        grown = np.full(
+            (layout.num_layers, layout.num_kv_heads, padded, layout.row_format.row_bytes), 255, np.uint8
+        )
         if old.ndim == 4:
             grown[:, :, : old.shape[2]] = old
         self.rows[sequence_id] = grown
@@ -159,7 +161,7 @@ class MemoryStore:
     ) -> Future[IndexSegment]:
         self._check()
         rows = self.rows[sequence_id][layer, :, token_begin:token_end]
-        keys = rows.view(np.float32)[..., : self.layout.head_dim]
+        keys = rows.view(np.float32)[..., : self.layout.row_format.head_dim]
         future: Future[IndexSegment] = Future()
         if isinstance(params, PQParams):
             parts = np.split(keys, params.num_subvectors, axis=-1)

@@ -15,18 +15,18 @@ from gpu_worker.engine.admission.admission import Intake
 from gpu_worker.kernels.rows import ArenaLayout
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
+from gpu_worker.row_format import row_dtype
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.host_registration import register_with_cuda
-from kv_store.client import Layout, StaleEpoch, StoreClient
+from kv_store.client import Layout, RowFormat, StaleEpoch, StoreClient
 from kv_store.local import LocalStore
 
 SLAB_BYTES = 4096
 VOCAB_SIZE, MAX_MODEL_LEN = 97, 256
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # 32 tokens a slab, which they fill; 16 tokens, which leave a quarter free.
-FULL = Layout(num_layers=3, num_kv_heads=2, head_dim=16, row_type="bf16")
-LOOSE = Layout(num_layers=3, num_kv_heads=3, head_dim=8, row_type="fp32")
+FULL = Layout(num_layers=3, num_kv_heads=2, row_format=RowFormat(16, "bf16"))
+LOOSE = Layout(num_layers=3, num_kv_heads=3, row_format=RowFormat(8, "fp32"))
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def view_of(client: StoreClient, device: torch.device, granule_slabs: int, max_s
         registration = register_with_cuda(client.arena, granule_slabs * SLAB_BYTES, device)
     return ArenaView(
         client.arena,
-        ArenaLayout(SLAB_BYTES, client.tokens_per_slab, layout.row_bytes),
+        ArenaLayout(SLAB_BYTES, client.tokens_per_slab, layout.row_format),
         layout.num_kv_heads,
         (1, layout.num_layers, max_slabs),
         device,
@@ -99,8 +99,8 @@ def make_sequence(name: str, seat: int, num_tokens: int) -> Sequence:
 def random_rows(layout: Layout, num_tokens: int, seed: int = 0) -> Tensor:
     """[H_kv, n, 2d] of the layout's type."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (layout.num_kv_heads, num_tokens, 2 * layout.head_dim)
-    return torch.randn(shape, generator=generator).to(DTYPES[layout.row_type])
+    shape = (layout.num_kv_heads, num_tokens, layout.row_format.row_elements)
+    return torch.randn(shape, generator=generator).to(row_dtype(layout.row_format))
 
 
 def as_bytes(rows: Tensor) -> np.ndarray:

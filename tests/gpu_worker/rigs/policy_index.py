@@ -10,13 +10,14 @@ from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape, Plan, StepQueries
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
+from kv_store.client import RowFormat
 
 SHAPE = CacheShape(
     max_num_seqs=3,
     num_layers=2,
     num_kv_heads=2,
     group_size=2,
-    head_dim=8,
+    row_format=RowFormat(8, "fp32"),
     max_model_len=512,
     scale=0.35,
     device=torch.device("cpu"),

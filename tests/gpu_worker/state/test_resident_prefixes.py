@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.slot_pool import BlockIds, SlotPool
+from kv_store.client import RowFormat
 
 LAYERS, HEADS, WIDTH = 3, 2, 2
 SLAB = 64 * WIDTH
@@ -21,7 +22,7 @@ def names(prompt: str, number: int) -> tuple[bytes, ...]:
 
 
 def new_pool(num_blocks: int) -> SlotPool:
-    return SlotPool(num_blocks, 4, torch.float32, torch.device("cpu"))
+    return SlotPool(num_blocks, RowFormat(2, "fp32"), torch.device("cpu"))
 
 
 def residents(pool: SlotPool, tokens_per_slab: int = SLAB) -> ResidentPrefixes:

@@ -7,13 +7,14 @@ import torch
 
 from gpu_worker.errors import CapacityError
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from kv_store.client import RowFormat
 
 NUM_BLOCKS = 20
 
 
 @pytest.fixture
 def pool() -> SlotPool:
-    return SlotPool(NUM_BLOCKS, 4, torch.float32, torch.device("cpu"))
+    return SlotPool(NUM_BLOCKS, RowFormat(2, "fp32"), torch.device("cpu"))
 
 
 def new_tables(pool: SlotPool) -> BlockTables:

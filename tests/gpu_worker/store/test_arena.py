@@ -13,7 +13,7 @@ from waiting import wait_until
 from gpu_worker.kernels.rows import ArenaLayout, gather_rows, scatter_rows
 from gpu_worker.store.arena import ArenaView, map_arena
 from gpu_worker.store.host_registration import HostRegistration, RegistrationFailed, register_with_cuda
-from kv_store.client import Layout, RowsWanted
+from kv_store.client import Layout, RowFormat, RowsWanted
 
 CPU = torch.device("cpu")
 NUM_SEATS, MAX_MODEL_LEN = 3, 200
@@ -41,7 +41,7 @@ class Ledger:
 
 
 def small_view(registration: HostRegistration | None, mapping: np.ndarray) -> ArenaView:
-    return ArenaView(mapping, ArenaLayout(64, 2, 16), 2, (2, 2, 4), CPU, registration)
+    return ArenaView(mapping, ArenaLayout(64, 2, RowFormat(4)), 2, (2, 2, 4), CPU, registration)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -61,7 +61,7 @@ def test_kernels_read_and_write_the_rows_of_the_store(layout: Layout, device: to
         offsets = view.offsets(seats, positions)
         assert offsets.shape == (5, layout.num_layers, layout.num_kv_heads)
         assert (offsets[3:] == -1).all()  # padding, and a seat without slabs
-        pool = torch.zeros(offsets.numel(), 2 * layout.head_dim, dtype=rows.dtype, device=device)
+        pool = torch.zeros(offsets.numel(), 2 * layout.row_format.head_dim, dtype=rows.dtype, device=device)
         gather_rows(view.bytes, offsets.flatten(), pool, torch.arange(offsets.numel(), device=device))
         found = pool.view(*offsets.shape, -1).cpu()
         for row, position in enumerate((149, 0, 77)):

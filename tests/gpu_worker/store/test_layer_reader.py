@@ -9,7 +9,7 @@ from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows
 
 from gpu_worker.device import Mark
 from gpu_worker.store.layer_reader import LayerReader
-from kv_store.client import Layout
+from kv_store.client import Layout, RowFormat
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 
@@ -33,7 +33,7 @@ def test_rows_come_back_as_they_were_put(
         view.adopt(0, table)
         reader = LayerReader(view, device, stage_slabs * SLAB_BYTES)
         # Behind the prefix there is room for what is computed, between heads too.
-        rows = torch.zeros(layout.num_kv_heads, num_tokens + 7, 2 * layout.head_dim, device=device)
+        rows = torch.zeros(layout.num_kv_heads, num_tokens + 7, 2 * layout.row_format.head_dim, device=device)
         rows = rows.to(random_rows(layout, 1).dtype)
         for layer in range(layout.num_layers):
             expected = random_rows(layout, num_tokens, seed=layer)
@@ -46,7 +46,7 @@ def test_rows_come_back_as_they_were_put(
 
 @pytest.mark.gpu
 def test_reading_runs_beside_the_stream_behind_what_was_queued_before() -> None:
-    layout = Layout(num_layers=1, num_kv_heads=8, head_dim=128, row_type="bf16")
+    layout = Layout(num_layers=1, num_kv_heads=8, row_format=RowFormat(128, "bf16"))
     device = torch.device("cuda")
     with attached(layout, num_slabs=8192) as (_, client):
         view = view_of(client, device, granule_slabs=8192, max_slabs=8192)
@@ -68,7 +68,7 @@ def test_reading_runs_beside_the_stream_behind_what_was_queued_before() -> None:
 
 
 def test_a_rows_words_may_be_of_four_bytes() -> None:
-    layout = Layout(num_layers=1, num_kv_heads=1, head_dim=1, row_type="bf16")
+    layout = Layout(num_layers=1, num_kv_heads=1, row_format=RowFormat(1, "bf16"))
     with attached(layout, num_slabs=4) as (_, client):
         table = client.begin("a", client.tokens_per_slab).slab_table
         view = view_of(client, torch.device("cpu"), granule_slabs=4)

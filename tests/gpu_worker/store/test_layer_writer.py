@@ -8,7 +8,7 @@ import torch
 from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows, view_of
 
 from gpu_worker.store.layer_writer import LayerWriter, contiguous_runs
-from kv_store.client import Layout, RowsWanted
+from kv_store.client import Layout, RowFormat, RowsWanted
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 
@@ -41,7 +41,7 @@ def test_the_arena_holds_what_the_host_would_have_put(
         for layer in range(layout.num_layers):
             client.seal("mine", num_tokens, layer, layer + 1)
             wanted = [RowsWanted("mine", head, np.arange(num_tokens)) for head in range(layout.num_kv_heads)]
-            expected = as_bytes(rows + layer).reshape(-1, layout.row_bytes)
+            expected = as_bytes(rows + layer).reshape(-1, layout.row_format.row_bytes)
             assert (client.gather(layer, wanted) == expected).all()
         # Nothing else was written: not behind the last token, not behind a slab's rows, not elsewhere.
         num_slabs = -(-num_tokens // client.tokens_per_slab)
@@ -55,7 +55,7 @@ def test_the_arena_holds_what_the_host_would_have_put(
 
 @pytest.mark.gpu
 def test_copies_run_beside_the_stream_and_see_what_was_queued_before() -> None:
-    layout = Layout(num_layers=1, num_kv_heads=8, head_dim=128, row_type="bf16")
+    layout = Layout(num_layers=1, num_kv_heads=8, row_format=RowFormat(128, "bf16"))
     device = torch.device("cuda")
     with attached(layout, num_slabs=8192) as (_, client):
         view = view_of(client, device, granule_slabs=8192, max_slabs=8192)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from offload_rig import (
-    DTYPES,
     FULL,
     MAX_MODEL_LEN,
     as_bytes,
@@ -37,7 +36,6 @@ def make_offloader(
     return Offloader(
         client,
         FULL.num_layers,
-        DTYPES[FULL.row_type],
         device,
         num_seats=2,
         max_model_len=MAX_MODEL_LEN,
@@ -102,9 +100,9 @@ def test_what_was_prefilled_is_read_back_through_the_host(device: torch.device) 
         found = offloader.reads.fetch(2, [(sequence, 1, positions), (sequence, 0, positions[:1])])
         assert torch.equal(found.cpu()[:4], (rows + 2)[1, positions])
         assert torch.equal(found.cpu()[4], (rows + 2)[0, 69])
-        assert sequence.fetched_bytes == offloader.reads.fetched_bytes == 5 * FULL.row_bytes
+        assert sequence.fetched_bytes == offloader.reads.fetched_bytes == 5 * FULL.row_format.row_bytes
         offloader.reads.count(sequence, 3)
-        assert sequence.fetched_bytes == offloader.reads.fetched_bytes == 8 * FULL.row_bytes
+        assert sequence.fetched_bytes == offloader.reads.fetched_bytes == 8 * FULL.row_format.row_bytes
         assert torch.equal(offloader.reads.inspect(sequence, 1, FULL.num_kv_heads).cpu(), rows + 1)
         offloader.close()
 

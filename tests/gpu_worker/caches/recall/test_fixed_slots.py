@@ -12,9 +12,12 @@ from torch import Tensor
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.state.lane_inputs import NUM_FIELDS, LaneInputs, padding
+from kv_store.client import RowFormat
 
 NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS = 4, 3, 2
-SHAPE = CacheShape(NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS, 1, 8, 512, 1.0, torch.device("cpu"))
+SHAPE = CacheShape(
+    NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS, 1, RowFormat(8, "fp32"), 512, 1.0, torch.device("cpu")
+)
 LAYERS = range(NUM_LAYERS)
 
 

@@ -12,9 +12,10 @@ from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import Retained
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
+from kv_store.client import RowFormat
 
 NUM_HEADS, HEAD_DIM, SEAT, LAYERS = 2, 4, 1, range(1, 3)
-SHAPE = CacheShape(3, 3, NUM_HEADS, 1, HEAD_DIM, 512, 0.5, torch.device("cpu"))
+SHAPE = CacheShape(3, 3, NUM_HEADS, 1, RowFormat(HEAD_DIM, "fp32"), 512, 0.5, torch.device("cpu"))
 
 
 def retained(counts: list[int], width: int) -> Retained:
@@ -29,7 +30,7 @@ def retained(counts: list[int], width: int) -> Retained:
 def test_unequal_heads_of_several_layers_are_written_where_they_belong(
     counts: list[int], padding: int
 ) -> None:
-    pool = SlotPool(20, 2 * HEAD_DIM, torch.float32, torch.device("cpu"))
+    pool = SlotPool(20, SHAPE.row_format, torch.device("cpu"))
     pool.rows.fill_(-1.0)
     tables = BlockTables(pool, 3, 3, NUM_HEADS, 512)
     # Blocks that nobody was dealt are in no table.
@@ -56,7 +57,7 @@ def test_unequal_heads_of_several_layers_are_written_where_they_belong(
 def test_keys_and_values_take_the_pools_type_each_by_itself(
     of_keys: torch.dtype, of_values: torch.dtype
 ) -> None:
-    pool = SlotPool(6, 2 * HEAD_DIM, torch.bfloat16, torch.device("cpu"))
+    pool = SlotPool(6, RowFormat(HEAD_DIM), torch.device("cpu"))
     tables, slots, kept = BlockTables(pool, 3, 3, NUM_HEADS, 512), KeptSlots(SHAPE), retained([2, 2], 2)
     tables.assign(SEAT, 2)
     slots.make_room(2, has_notes=False)

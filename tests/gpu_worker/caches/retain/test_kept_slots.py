@@ -11,8 +11,9 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import Retained
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from kv_store.client import RowFormat
 
-SHAPE = CacheShape(4, 3, 2, 1, 4, 64, 0.5, torch.device("cpu"))
+SHAPE = CacheShape(4, 3, 2, 1, RowFormat(4, "fp32"), 64, 0.5, torch.device("cpu"))
 LAYERS = range(SHAPE.num_layers)
 
 
@@ -33,7 +34,7 @@ def rows(*pairs: tuple[int, int]) -> LaneInputs:
 
 def fill(kept: KeptSlots, seat: int, layers: range, what: Retained, room: int) -> None:
     """As the cache does: rows go to slots of a pool, in which one block of a head is enough here."""
-    pool = SlotPool(6, 2 * SHAPE.head_dim, SHAPE.dtype, SHAPE.device)
+    pool = SlotPool(6, SHAPE.row_format, SHAPE.device)
     tables = BlockTables(pool, SHAPE.max_num_seqs, SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.max_model_len)
     tables.assign(seat, 8)
     KeptRows(SHAPE, pool, tables, kept).write(seat, layers, what, room)

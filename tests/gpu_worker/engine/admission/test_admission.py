@@ -10,19 +10,20 @@ from gpu_worker.engine.admission.admission import FEW_TOKENS, SELECTION_SECONDS,
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.records import Budget
 from gpu_worker.state.sequence import Status
+from kv_store.client import RowFormat
 
 ROW_BYTES, CODE_BYTES, NUM_HEADS = 512, 2, 8
 
 
 def shape(max_num_seqs: int) -> CacheShape:
-    return CacheShape(max_num_seqs, 32, NUM_HEADS, 4, 128, 131072, 1.0, torch.device("cpu"))
+    return CacheShape(max_num_seqs, 32, NUM_HEADS, 4, RowFormat(128), 131072, 1.0, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("budget", [Budget(share=0.1), Budget(tokens=2048)])
 @pytest.mark.parametrize("max_num_seqs", [1, 4, 8])
 def test_the_longest_whole_context_takes_as_long_as_selecting(budget: Budget, max_num_seqs: int) -> None:
     bandwidth = 4e12
-    length = max_full_tokens(shape(max_num_seqs), ROW_BYTES, budget, CODE_BYTES, bandwidth)
+    length = max_full_tokens(shape(max_num_seqs), budget, CODE_BYTES, bandwidth)
     assert FEW_TOKENS < length < 131072
     whole = max_num_seqs * NUM_HEADS * length * ROW_BYTES
     selected = max_num_seqs * NUM_HEADS * (budget.resolve(length) * ROW_BYTES + length * CODE_BYTES)
@@ -30,9 +31,9 @@ def test_the_longest_whole_context_takes_as_long_as_selecting(budget: Budget, ma
 
 
 def test_the_longest_whole_context_has_bounds() -> None:
-    assert max_full_tokens(shape(256), ROW_BYTES, Budget(share=0.1), CODE_BYTES, 4e12) == FEW_TOKENS
-    assert max_full_tokens(shape(1), ROW_BYTES, Budget(share=1.0), CODE_BYTES, 4e12) == 131072
-    assert max_full_tokens(shape(1), ROW_BYTES, Budget(tokens=2**20), CODE_BYTES, 4e12) == 131072
+    assert max_full_tokens(shape(256), Budget(share=0.1), CODE_BYTES, 4e12) == FEW_TOKENS
+    assert max_full_tokens(shape(1), Budget(share=1.0), CODE_BYTES, 4e12) == 131072
+    assert max_full_tokens(shape(1), Budget(tokens=2**20), CODE_BYTES, 4e12) == 131072
 
 
 def test_a_short_request_attends_everything_and_a_long_one_selects() -> None:

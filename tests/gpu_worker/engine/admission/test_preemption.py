@@ -152,7 +152,7 @@ def test_a_hot_cache_grows_back_when_the_newcomer_leaves(policy: str, full_layer
     # Nearly all of the pool is free again; the last slot is left out, as it still has a hot cache.
     assert squeezed < sequence.num_slots == sequence.capacity - 1
     num_blocks = LAYER_HEADS * -(-sequence.num_slots // 64)
-    assert rig.engine.caches.held_bytes(sequence)[0] == num_blocks * 64 * rig.engine.pool.row_bytes
+    assert rig.engine.caches.held_bytes(sequence)[0] == num_blocks * rig.engine.pool.block_bytes
     if not full_layers:
         check_places(rig, sequence)
     rig.step(10)

@@ -24,6 +24,7 @@ from gpu_worker.policies.pqcache.pq_score import reference as pq_reference
 from gpu_worker.policies.recall import RecallPolicy, TrainedSegment
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, IndexDevice
+from gpu_worker.row_format import row_format
 from kv_store.client import PQParams
 
 CPU = torch.device("cpu")
@@ -49,7 +50,7 @@ def workload(
     heads: int = HEADS,
     head_dim: int = HEAD_DIM,
 ) -> Workload:
-    shape = CacheShape(2, 1, heads, 2, head_dim, length, 0.2, CPU, dtype)
+    shape = CacheShape(2, 1, heads, 2, row_format(head_dim, dtype), length, 0.2, CPU, dtype)
     config = make_model().config.with_attention(head_dim=head_dim, num_kv_heads=heads)
     layers = LayerMap.with_full(1)
     return Workload(config, shape, dtype, registry(), default, Budget(share=0.1), 64, layers, index_device)

@@ -16,6 +16,7 @@ from test_bit_score import problem
 from gpu_worker.kernels.attention import Rest
 from gpu_worker.policies.bitkeys.bit_rest import reference
 from gpu_worker.policies.bitkeys.policy import BitKeys
+from kv_store.client import RowFormat
 
 kernel = pytest.importorskip("gpu_worker.policies.bitkeys.bit_rest.kernel")
 fit_kernel = pytest.importorskip("gpu_worker.policies.bitkeys.bit_rest.fit_kernel")
@@ -115,7 +116,7 @@ def test_slopes_are_covariances_wherever_keys_lie(
 
 
 def test_it_is_near_to_what_it_stands_for() -> None:
-    shape = replace(SHAPE, head_dim=64, max_model_len=1100)
+    shape = replace(SHAPE, row_format=RowFormat(64, "fp32"), max_model_len=1100)
     policy = BitKeys(rest="fitted")
     index, tokens = new_index(policy, shape), Tokens.random(1100, 0, shape)
     tokens.keys[..., 3] += 3.0

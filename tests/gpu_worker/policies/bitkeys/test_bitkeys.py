@@ -11,6 +11,7 @@ from policy_index import SHAPE, Tokens, candidates_of, check_seats_apart, grow, 
 
 from gpu_worker.policies.bitkeys.policy import BitKeys
 from gpu_worker.policies.recall import PrefilledLayer
+from kv_store.client import RowFormat
 
 POLICY = BitKeys()
 HEADS = SHAPE.num_kv_heads
@@ -27,7 +28,7 @@ def test_the_budget_is_few_sinks_a_short_window_and_selection() -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_most_of_the_weight_is_found_whatever_channels_carry(head_dim: int) -> None:
-    shape = replace(SHAPE, head_dim=head_dim, scale=head_dim**-0.5)
+    shape = replace(SHAPE, row_format=RowFormat(head_dim, "fp32"), scale=head_dim**-0.5)
     index, tokens = new_index(POLICY, shape), Tokens.random(400, 0, shape)
     # A channel that is large in all keys, and one that varies more than others.
     tokens.keys[..., 3] += 30.0

@@ -9,14 +9,14 @@ import torch
 from policy_index import SHAPE, Tokens, grow, new_index, select
 
 from gpu_worker.policies.bitkeys.policy import BitKeys
-from kv_store.client import BitParams
+from kv_store.client import BitParams, RowFormat
 from kv_store.index import ArrayKeys, FitOptions, make_index
 
 POLICY = BitKeys()
 
 
 def test_the_store_codes_and_selects_as_the_worker() -> None:
-    shape = replace(SHAPE, head_dim=64, max_model_len=1100)
+    shape = replace(SHAPE, row_format=RowFormat(64, "fp32"), max_model_len=1100)
     tokens, plan = Tokens.random(1100, 0, shape), POLICY.plan(900, 90)
     tokens.keys[..., 3] += 30.0
     index = new_index(POLICY, shape)
