@@ -1,4 +1,4 @@
-"""Every error that the worker raises on purpose.
+"""Every error that the worker raises on purpose, and work for several of which one may fail.
 
 WorkerError
 ├── ConfigError            start-up: a flag, a path or a device that cannot be used
@@ -20,8 +20,13 @@ WorkerError
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from carrel.process.options import OptionError
+
+One = TypeVar("One")
+Error = TypeVar("Error", bound="WorkerError")
 
 
 class WorkerError(Exception):
@@ -110,3 +115,29 @@ def no_room_for_policy(policy: str, work: str, num_tokens: int) -> CapacityError
         f"no device memory is left for policy {policy!r} to {work} {num_tokens} tokens; leave more free with "
         "--slot-memory, or choose another policy"
     )
+
+
+def run_each(
+    ones: Iterable[One],
+    operation: Callable[[One], None],
+    failed: list[tuple[One, WorkerError]],
+    short: list[tuple[One, ArenaFull]],
+) -> list[One]:
+    """Run an operation for each, of which one may fail without the others. Returns those that succeeded; the others go
+    to `failed` or `short` with their error."""
+    kept = []
+    for one in ones:
+        try:
+            operation(one)
+            kept.append(one)
+        except ArenaFull as error:
+            short.append((one, _bare(error)))
+        except WorkerError as error:
+            failed.append((one, _bare(error)))
+    return kept
+
+
+def _bare(error: Error) -> Error:
+    """Remove tracebacks, which would keep tensors alive that the others need."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

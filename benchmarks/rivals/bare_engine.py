@@ -20,7 +20,7 @@ from benchmarks.store_child import running_store
 from gpu_worker.caches import HotCacheSize, LayerMap
 from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prompts.prefills import MakePrefill
+from gpu_worker.engine.prompts.in_progress import MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.base import Family, Policy

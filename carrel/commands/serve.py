@@ -16,7 +16,7 @@ from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
 from carrel.serve.checks import run_checks
 from carrel.serve.children import Endpoints, check_specs, child_environment, child_specs
-from carrel.serve.display import create_display
+from carrel.serve.display import Display
 from carrel.serve.model import check_hub_model, find_model
 from carrel.serve.options import ServeOptions
 from carrel.serve.ports import held_port
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_hub_model(model, options.revision, options.download_dir)
     environment = child_environment(os.environ)
     as_json = is_json(options.log_format, sys.stdout)
-    display = create_display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True), as_json)
+    display = Display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True), as_json)
 
     for line in ignored_variables(ServeOptions, os.environ):
         display.message(f"warning: {line}")

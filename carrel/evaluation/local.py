@@ -11,8 +11,7 @@ from queue import SimpleQueue
 
 from carrel.errors import ChildError
 from carrel.serve.children import Endpoints, child_environment, store_spec, worker_spec
-from carrel.serve.orphans import adopting_orphans, end_orphans
-from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
+from carrel.serve.process import Child, ChildSpec, Line, Message, adopting_orphans, describe_exit, end_orphans
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.signals import sigterm_as_interrupt
 

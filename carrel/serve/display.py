@@ -1,76 +1,86 @@
-"""What the user sees of the supervisor: bars and a status line on a terminal, plain lines elsewhere."""
+"""What the user sees of the supervisor: lines, on a terminal one more of what happens now, or objects for programs."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 
-import rich.progress
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from carrel.errors import ChildError
 from carrel.process.events import Progress
 from carrel.process.log_lines import json_line
 
-STATUS_INTERVAL_S = 10.0
 # of this process in lines that are objects
 OWN_NAME = "carrel"
 # steps of a stage that are worth a line
 QUARTERS = 4
-# a status older than this is of an idle server: the line goes away
-STATUS_AGE_S = 10.0
-
-
-def create_display(
-    console: Console, is_verbose: bool, errors: Console | None = None, as_json: bool = False
-) -> Display:
-    """The display that fits where `console` writes to. as_json: lines are objects, also on a terminal."""
-    variant = JSONDisplay if as_json else TerminalDisplay if console.is_terminal else Display
-    return variant(console, is_verbose, errors)
+# between two lines of a process's status; one older than this is of an idle server, and leaves a terminal
+STATUS_SECONDS = 10.0
 
 
 class Display:
-    """For logs and pipes: a line for each thing that happens, but stages by quarters, and a status line at most every
-    ten seconds for each process.
+    """A line for each thing that happens; stages by quarters, and a status at most every ten seconds for each process.
+    On a terminal both are one line that changes, and goes away where nothing starts and there is no load.
 
     Lines of a process that is still starting are held back until it serves, unless `is_verbose`: if it dies, its error
     is shown once, with the last lines. That a process died goes to `errors`; without it, to `console` too.
     """
 
-    def __init__(self, console: Console, is_verbose: bool = False, errors: Console | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        is_verbose: bool = False,
+        errors: Console | None = None,
+        as_json: bool = False,
+    ) -> None:
+        """as_json: each line is an object, also on a terminal: a process's own as they are, all else as this process's,
+        and without the banner, which is for people."""
         self._console = console
         self._errors = errors or console
         self._is_verbose = is_verbose
+        self._as_json = as_json
         self._held: dict[str, list[str]] = {}
         self._quarters: dict[tuple[str, str], int] = {}
         self._last_status: dict[str, float] = {}
+        # what each process does now, and until when that is news
+        self._now: dict[str, tuple[str, float]] = {}
+        self._live: Live | None = None
+        if console.is_terminal and not as_json:
+            self._live = Live(
+                console=console, get_renderable=self._changing_line, refresh_per_second=2, transient=True
+            )
 
     def starting(self, child: str) -> None:
         self._held[child] = []
-        self.message(f"{child}: starting")
+        self._tell_now(child, f"{child}: starting", math.inf, is_worth_a_line=True)
 
     def progress(self, child: str, progress: Progress) -> None:
-        quarter = QUARTERS * progress.done // progress.total if progress.total > 0 else 0
-        if self._quarters.get((child, progress.stage)) != quarter:
-            self._quarters[child, progress.stage] = quarter
-            of_total = f" {progress.done}/{progress.total}" if progress.total > 0 else ""
-            self.message(f"{child}: {progress.stage}{of_total}")
+        has_total = progress.total > 0
+        quarter = QUARTERS * progress.done // progress.total if has_total else 0
+        is_new = self._quarters.get((child, progress.stage)) != quarter
+        self._quarters[child, progress.stage] = quarter
+        of_total = f" {progress.done}/{progress.total}" if has_total else ""
+        self._tell_now(child, f"{child}: {progress.stage}{of_total}", math.inf, is_new)
 
     def ready(self, child: str) -> None:
-        self._release(child)
+        self._forget(child)
+        for text in self._held.pop(child, []):
+            self._print_line(child, text)
         self.message(f"{child}: ready")
 
     def status(self, child: str, text: str) -> None:
         """A process under load reported its state."""
         now = time.monotonic()
-        if now - self._last_status.get(child, -STATUS_INTERVAL_S) >= STATUS_INTERVAL_S:
+        is_new = now - self._last_status.get(child, -STATUS_SECONDS) >= STATUS_SECONDS
+        if is_new:
             self._last_status[child] = now
-            self.message(f"{child}: {text}")
+        self._tell_now(child, f"{child}: {text}", now + STATUS_SECONDS, is_new)
 
     def line(self, child: str, text: str) -> None:
         if child in self._held and not self._is_verbose:
@@ -80,65 +90,70 @@ class Display:
 
     def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
         """A process died and is started again: say so in one line. `lines`, its last, are shown if they were held."""
-        self._errors.print(f"✗ {escape(text)}", highlight=False, soft_wrap=True)
-        if self._held.pop(child, None) is not None:
-            for line in lines:
-                self._print_line(child, line)
+        self._forget(child)
+        self._print(self._errors, f"✗ {escape(text)}", "ERROR", text)
+        for line in lines if self._held.pop(child, None) is not None else ():
+            self._print_line(child, line)
 
     def message(self, text: str) -> None:
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
+        self._print(self._console, escape(text), "INFO", text)
 
     def show(self, renderable: RenderableType) -> None:
-        self._console.print(renderable)
+        """Something for people alone."""
+        if not self._as_json:
+            self._console.print(renderable)
 
     def draining(self) -> None:
+        self.close()
         self.message("draining: running requests may finish; Ctrl-C again to stop at once")
 
     def failed(self, error: ChildError) -> None:
         """A process failed: say which, with its last lines."""
-        self.message(f"✗ {error}{'; its last lines:' if error.lines else ''}")
-        for text in error.lines:
-            self._console.print(f"  {escape(text)}", style="red", highlight=False, soft_wrap=True)
+        self.close()
+        lines = [f"\n  [red]{escape(text)}[/red]" for text in error.lines]
+        told = f"✗ {escape(str(error))}{'; its last lines:' if lines else ''}{''.join(lines)}"
+        self._print(self._console, told, "ERROR", str(error), "\n".join(error.lines))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
 
-    def _release(self, child: str) -> None:
-        for text in self._held.pop(child, []):
-            self._print_line(child, text)
+    def _tell_now(self, child: str, text: str, until: float, is_worth_a_line: bool) -> None:
+        """Show what a process does now: on the line that changes, or as a line of its own where it is worth one."""
+        if self._live is None:
+            if is_worth_a_line:
+                self.message(text)
+            return
+        self._now[child] = (text, until)
+        self._live.start()
+        if is_worth_a_line:
+            self._live.refresh()
 
-    def _print_line(self, child: str, text: str) -> None:
-        self._console.print(f"[dim]{child:>7} │[/dim] {escape(text)}", highlight=False, soft_wrap=True)
+    def _forget(self, child: str) -> None:
+        self._now.pop(child, None)
+        if not self._now:
+            self.close()
 
-
-class JSONDisplay(Display):
-    """Each line an object, for programs that read logs: a process's own as they are, all else as this process's.
-
-    The banner is left out, which is for people.
-    """
-
-    def message(self, text: str) -> None:
-        self._write(self._console, OWN_NAME, "INFO", text)
-
-    def show(self, renderable: RenderableType) -> None:
-        """Nothing."""
-
-    def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
-        self._write(self._errors, OWN_NAME, "ERROR", text)
-        for line in lines if self._held.pop(child, None) is not None else ():
-            self._print_line(child, line)
-
-    def failed(self, error: ChildError) -> None:
-        self._write(self._console, OWN_NAME, "ERROR", str(error), error="\n".join(error.lines))
+    def _changing_line(self) -> Text:
+        fresh = [text for text, until in self._now.values() if time.monotonic() < until]
+        return Text(" · ".join(fresh), style="cyan", no_wrap=True, overflow="ellipsis")
 
     def _print_line(self, child: str, text: str) -> None:
-        if _is_object(text):
+        """A line that a process wrote."""
+        if self._as_json and _is_object(text):
             self._console.out(text, highlight=False)
         else:
-            self._write(self._console, child, "INFO", text)
+            self._print(self._console, f"[dim]{child:>7} │[/dim] {escape(text)}", "INFO", text, process=child)
 
-    def _write(self, console: Console, process: str, level: str, text: str, error: str = "") -> None:
-        console.out(json_line(process, level, text, error=error), highlight=False)
+    def _print(
+        self, console: Console, markup: str, level: str, text: str, error: str = "", process: str = OWN_NAME
+    ) -> None:
+        """`markup` for people; the others for programs."""
+        if self._as_json:
+            console.out(json_line(process, level, text, error=error), highlight=False)
+        else:
+            console.print(markup, highlight=False, soft_wrap=True)
 
 
 def _is_object(text: str) -> bool:
@@ -146,81 +161,3 @@ def _is_object(text: str) -> bool:
         return type(json.loads(text)) is dict
     except ValueError:
         return False
-
-
-class TerminalDisplay(Display):
-    """Bars for the stages of each starting process; a status line while there is load; nothing when idle."""
-
-    def __init__(self, console: Console, is_verbose: bool = False, errors: Console | None = None) -> None:
-        super().__init__(console, is_verbose, errors)
-        self._bars = rich.progress.Progress(
-            TextColumn("{task.description:<30}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._tasks: dict[tuple[str, str], TaskID] = {}
-        self._status: dict[str, tuple[float, str]] = {}
-        self._live = Live(
-            console=console, get_renderable=self._status_line, refresh_per_second=2, transient=True
-        )
-
-    def starting(self, child: str) -> None:
-        self._held[child] = []
-        self._live.stop()
-        self._bars.start()
-        self._tasks[child, ""] = self._bars.add_task(f"{child}: starting", total=None)
-
-    def progress(self, child: str, progress: Progress) -> None:
-        key = (child, progress.stage)
-        total = progress.total or None
-        if key not in self._tasks:
-            # one bar for each process: its present stage
-            self._remove_bars(child)
-            self._tasks[key] = self._bars.add_task(escape(f"{child}: {progress.stage}"), total=total)
-        self._bars.update(self._tasks[key], completed=progress.done, total=total)
-
-    def ready(self, child: str) -> None:
-        self._end_bars(child)
-        self._release(child)
-        self.message(f"✓ {child}")
-
-    def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
-        # a dead process has no load
-        self._status.pop(child, None)
-        self._end_bars(child)
-        super().lost(child, text, lines)
-
-    def status(self, child: str, text: str) -> None:
-        self._status[child] = (time.monotonic(), text)
-        # a terminal takes one live picture at a time
-        if not self._bars.live.is_started:
-            self._live.start()
-
-    def draining(self) -> None:
-        self._bars.stop()
-        super().draining()
-
-    def failed(self, error: ChildError) -> None:
-        self._bars.stop()
-        super().failed(error)
-
-    def close(self) -> None:
-        self._bars.stop()
-        self._live.stop()
-
-    def _end_bars(self, child: str) -> None:
-        self._remove_bars(child)
-        if not self._tasks:
-            self._bars.stop()
-
-    def _remove_bars(self, child: str) -> None:
-        for key in [key for key in self._tasks if key[0] == child]:
-            self._bars.remove_task(self._tasks.pop(key))
-
-    def _status_line(self) -> Text:
-        now = time.monotonic()
-        fresh = [text for at, text in self._status.values() if now - at < STATUS_AGE_S]
-        return Text(" · ".join(fresh), style="cyan", no_wrap=True, overflow="ellipsis")

@@ -11,10 +11,17 @@ from carrel.errors import ChildError
 from carrel.process.events import Output, Progress, Status, parse_event
 from carrel.serve.checks import UNUSABLE_EXIT_CODE
 from carrel.serve.display import Display
-from carrel.serve.hang_watch import HangWatch
-from carrel.serve.orphans import adopting_orphans, end_orphans
-from carrel.serve.process import Child, ChildSpec, Line, Message, Signalled, describe_exit
-from carrel.serve.restarts import RestartPolicy, Restarts
+from carrel.serve.process import (
+    Child,
+    ChildSpec,
+    Line,
+    Message,
+    Signalled,
+    adopting_orphans,
+    describe_exit,
+    end_orphans,
+)
+from carrel.serve.restarts import HangWatch, RestartPolicy, Restarts
 from carrel.serve.signals import signals_to
 
 TICK_S = 0.1

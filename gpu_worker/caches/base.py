@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpu_worker.caches.sight import LanePlace, Sight
+from gpu_worker.caches.snapshots import LanePlace, Snapshot
 from gpu_worker.policies.base import CacheShape, PromptAttention, StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.row_format import keys_and_values
@@ -124,7 +124,7 @@ class Cache(ABC):
     def begin_step(self, group: Group) -> GroupStep:
         """Start a decode step; every sequence has room for its new token."""
 
-    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight | None:
+    def snapshot(self, sequence: Sequence, place: LanePlace, most: int) -> Snapshot | None:
         """What a sequence attended in the step that was just made, in at most so many layers; None: it cannot be told.
         Nothing waits for the device."""
         return None

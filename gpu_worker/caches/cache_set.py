@@ -14,8 +14,8 @@ from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.layer_map import POLICY, LayerMap
 from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
-from gpu_worker.caches.sight import LanePlace, Sight, spread
 from gpu_worker.caches.slot_sharing import SlotSharing
+from gpu_worker.caches.snapshots import LanePlace, Snapshot, spread
 from gpu_worker.errors import NeverFits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
@@ -251,13 +251,14 @@ class CacheSet:
             steps[POLICY] = _layer_steps(of_groups)
         return steps
 
-    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight | None:
-        """See `Cache.sight`, of the model's layers; where none selects, of those that attend everything."""
+    def snapshot(self, sequence: Sequence, place: LanePlace, most: int) -> Snapshot | None:
+        """See `Cache.snapshot`, of the model's layers; where none selects, of those that attend everything."""
         if not self._selects(sequence):
             dense = [layer for layer, one in enumerate(self.of(sequence)) if one.cache.is_dense]
-            return Sight(tuple(spread(dense, most)))
-        sight, layers = self._serving(sequence).sight(sequence, place, most), self.layers.layers_of(POLICY)
-        return sight and replace(sight, layers=tuple(layers[index] for index in sight.layers))
+            return Snapshot(tuple(spread(dense, most)))
+        layers = self.layers.layers_of(POLICY)
+        snapshot = self._serving(sequence).snapshot(sequence, place, most)
+        return snapshot and replace(snapshot, layers=tuple(layers[index] for index in snapshot.layers))
 
     def count(self, batch: Batch) -> None:
         """Add a step to the meters of its sequences; before their new tokens count as past."""

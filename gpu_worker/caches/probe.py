@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from gpu_worker.caches.output_error import output_errors
 from gpu_worker.kernels.top_k import top_k
 from gpu_worker.policies.oracle.policy import exact_weights
 from gpu_worker.state.sequence import Sequence
@@ -20,7 +19,7 @@ MAX_ELEMENTS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class Observation:
     """The attended tokens of one sequence in one step, in L layers. query: [L, H_q, d]. newest: the new token's keys
     and values [L, H_kv, 2d]. output: of its attention, [L, H_q, d]. positions, selected: int64 [L, H_kv, A],
     [L, H_kv, K], -1 pads."""
@@ -56,44 +55,44 @@ class Probe:
         # them, float32 [L, H_q]; None: nobody asks.
         self.watch: Callable[[Sequence, range, Tensor], None] | None = None
 
-    def measure(self, sightings: list[Sighting]) -> None:
+    def measure(self, observations: list[Observation]) -> None:
         """Attention mass is the exact softmax weight on `positions`, the mean over query heads; recall rate the share
         of the exact top k candidates that `selected` found, the mean over KV heads (1 where nothing was selected). Best
         recall has no part in how a policy splits its budget: of the B tokens of highest exact weight, wherever they
         stand, the share that is among `positions`; B is the budget.
         """
-        sums = torch.stack([self._sums(sighting) for sighting in sightings])
+        sums = torch.stack([self._sums(observation) for observation in observations])
         # One synchronisation a step.
-        for sighting, (mass, recall, best) in zip(sightings, sums.tolist(), strict=True):
-            meter = sighting.sequence.meter
+        for observation, (mass, recall, best) in zip(observations, sums.tolist(), strict=True):
+            meter = observation.sequence.meter
             meter.num_measured += len(self._kept)
             meter.attention_mass += mass
             meter.recall_rate += recall
             meter.best_recall += best
 
-    def _sums(self, sighting: Sighting) -> Tensor:
+    def _sums(self, observation: Observation) -> Tensor:
         """Attention mass, recall rate and best recall, summed over the layers: float64 [3]."""
-        layers, rows = range(len(self._kept)), self._rows(sighting)
-        head_dim = sighting.query.shape[-1]
+        layers, rows = range(len(self._kept)), self._rows(observation)
+        head_dim = observation.query.shape[-1]
         per_pass = max(1, MAX_ELEMENTS // rows[0].numel())
         num_tokens = torch.full((min(per_pass, len(layers)),), rows.shape[2], device=rows.device)
         mass, recall, best = [], [], []
         for begin in range(0, len(layers), per_pass):
             part = slice(begin, begin + per_pass)
-            keys, query = rows[part, :, :, :head_dim], sighting.query[part]
+            keys, query = rows[part, :, :, :head_dim], observation.query[part]
             weights = exact_weights(query, keys, num_tokens[: keys.shape[0]], self._scale)
-            mass.append(_mass(weights, sighting.positions[part]) / _group_size(sighting))
-            recall.append(_recall(weights, sighting.sequence, sighting.selected[part]))
-            best.append(_best_recall(weights, sighting.sequence, sighting.positions[part]))
+            mass.append(_mass(weights, observation.positions[part]) / _group_size(observation))
+            recall.append(_recall(weights, observation.sequence, observation.selected[part]))
+            best.append(_best_recall(weights, observation.sequence, observation.positions[part]))
             if self.watch is not None:
-                errors = output_errors(query, rows[part], sighting.output[part], self._scale)
-                self.watch(sighting.sequence, layers[part], errors)
+                errors = output_errors(query, rows[part], observation.output[part], self._scale)
+                self.watch(observation.sequence, layers[part], errors)
         return torch.stack([torch.cat(mass), torch.cat(recall), torch.cat(best)]).double().sum(dim=1)
 
-    def _rows(self, sighting: Sighting) -> Tensor:
+    def _rows(self, observation: Observation) -> Tensor:
         """Of all tokens, the new one included: [L, H_kv, n, d], or 2d where values are asked for."""
-        sequence, newest = sighting.sequence, sighting.newest
-        width = sighting.query.shape[-1] if self.watch is None else newest.shape[-1]
+        sequence, newest = observation.sequence, observation.newest
+        width = observation.query.shape[-1] if self.watch is None else newest.shape[-1]
         known = self._known.get(sequence)
         if known is None or known.num_tokens != sequence.num_tokens:
             known = self._past(sequence, newest[..., :width])
@@ -111,8 +110,8 @@ class Probe:
         return _Rows(rows, sequence.num_tokens)
 
 
-def _group_size(sighting: Sighting) -> int:
-    return sighting.query.shape[1] // sighting.newest.shape[1]
+def _group_size(observation: Observation) -> int:
+    return observation.query.shape[1] // observation.newest.shape[1]
 
 
 def _mass(weights: Tensor, positions: Tensor) -> Tensor:
@@ -150,3 +149,18 @@ def _found(best: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
     found = weights.new_zeros(num_layers, num_kv_heads, num_tokens + 1)
     found.scatter_(2, positions.where(positions >= 0, num_tokens), 1.0)
     return found.gather(2, best).mean(dim=(1, 2))
+
+
+def output_errors(query: Tensor, rows: Tensor, output: Tensor, scale: float) -> Tensor:
+    """Distance of each query head's attention output from that over every token: |output - exact| / |exact|, by L2,
+    float32 [L, H_q].
+
+    query, output: [L, H_q, d]. rows: keys and values of all tokens, the new one included, [L, H_kv, n, 2d].
+    """
+    num_layers, num_heads, head_dim = query.shape
+    keys, values = rows.float().split(head_dim, dim=-1)
+    grouped = query.float().view(num_layers, rows.shape[1], -1, head_dim)
+    weights = (grouped @ keys.transpose(-1, -2) * scale).softmax(dim=-1)
+    exact = (weights @ values).view(num_layers, num_heads, head_dim)
+    tiny = torch.finfo(exact.dtype).tiny
+    return (output.float() - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=tiny)

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from gpu_worker.caches import Cache, CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.layer_map import FULL, POLICY, LayerMap
 from gpu_worker.caches.probe import Probe
-from gpu_worker.engine.admission.admission import JOINING_TOKENS
-from gpu_worker.engine.admission.auto_policy import FEW_TOKENS
-from gpu_worker.engine.admission.intake import Intake
-from gpu_worker.engine.admission.patience import PATIENCE_SECONDS
+from gpu_worker.engine.admission.admission import FEW_TOKENS, JOINING_TOKENS, Intake
+from gpu_worker.engine.admission.preemption import PATIENCE_SECONDS
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.prefills import MakePrefill
-from gpu_worker.engine.prompts.short_pass import ShortPass
-from gpu_worker.engine.prompts.short_prefill import PrefillChoice
+from gpu_worker.engine.prompts.captured import ShortPass
+from gpu_worker.engine.prompts.in_progress import MakePrefill, PrefillChoice
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.scheduler import STRETCH
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import ConfigError, ModelError

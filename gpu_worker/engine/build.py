@@ -15,7 +15,7 @@ from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype
-from gpu_worker.engine.admission.auto_policy import FEW_TOKENS, copy_bandwidth, max_full_tokens
+from gpu_worker.engine.admission.admission import FEW_TOKENS, copy_bandwidth, max_full_tokens
 from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble, cache_shape, count_blocks
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.memory import MemoryPlan, available_bytes, index_room, limit_process

@@ -8,24 +8,19 @@ import torch
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.device import Mark
-from gpu_worker.engine.admission.admission import Admission
-from gpu_worker.engine.admission.entry import Entry
-from gpu_worker.engine.admission.intake import Intake
-from gpu_worker.engine.admission.patience import PATIENCE_SECONDS, Patience
-from gpu_worker.engine.admission.preemption import Preemption
-from gpu_worker.engine.admission.store_care import StoreCare
+from gpu_worker.engine.admission.admission import Admission, Intake
+from gpu_worker.engine.admission.preemption import PATIENCE_SECONDS, Patience, Preemption, StoreCare
 from gpu_worker.engine.gauges import Gauges
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.pace import Pace, PromptSeconds, Span
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.prefills import AnyPass, MakePrefill, Prefills
+from gpu_worker.engine.prompts.in_progress import AnyPass, MakePrefill, Prefills
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.engine.steps.decode import DecodeStep
-from gpu_worker.engine.steps.decoding import Decoding, End
 from gpu_worker.engine.steps.drawing import FirstTokens
 from gpu_worker.engine.steps.outbox import Outbox
-from gpu_worker.engine.steps.step_queue import StepQueue
+from gpu_worker.engine.steps.step_queue import Decoding, End, StepQueue
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -94,15 +89,15 @@ class Engine:
         self._preemption = Preemption(
             self.scheduler, caches, offloader, self._take_all, self._free, self._end_full
         )
-        self._admission = Admission(
-            self.scheduler, intake, caches, offloader, prefixes, self._preemption, max_joining
-        )
         self.prefills = Prefills(make_prefill, decoder, caches, offloader, prefill_chunk, info.max_model_len)
         self.indexing = Indexing(caches.recall, offloader)
         stalls = offloader.meter.stalls[Stall.STORE]
         self._patience = Patience(store_patience_seconds, lambda: offloader.silent_seconds, stalls)
         self._store_care = StoreCare(self.scheduler, self.indexing, offloader, self._patience, self._fail)
-        self._entry = Entry(self._admission, self._patience, self._store_care, self._fail, self._end_full)
+        for_room = (self._preemption, self._patience, self._store_care, max_joining)
+        self._admission = Admission(
+            self.scheduler, intake, caches, offloader, prefixes, *for_room, self._fail, self._end_full
+        )
         self._outbox = Outbox(decoder.device)
         # Tokens that are on their way after prompts.
         self._first_tokens = FirstTokens(self._sampler)
@@ -196,7 +191,7 @@ class Engine:
         while (sequence := next_prompt(may_admit, may_offload, held(self.prefills.computed))) is not None:
             if (prefill := self.prefills.get(sequence)) is not None:
                 return prefill
-            if (admitted := self._entry.admit(sequence)) is None:
+            if (admitted := self._admission.admit(sequence)) is None:
                 may_admit, may_offload = sequence.offloads, False
             else:
                 self._begin_prefill(admitted)

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
-from gpu_worker.engine.each import each
-from gpu_worker.engine.prompts.prompt import Prompt
-from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError
+from gpu_worker.engine.prompts.base import Prompt
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, run_each
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.kv_meter import Stall
 from gpu_worker.store.offload import Offloader
@@ -52,7 +51,7 @@ class Indexing:
         of them is ready to decode; of those that are short of room `ask_again_for`."""
         taken = Taken()
         trained = {prompt.sequence: prompt.trained for prompt in prompts}
-        each(
+        run_each(
             trained, lambda sequence: self._take_ready(sequence, trained[sequence]), taken.failed, taken.short
         )
         return taken

@@ -15,10 +15,10 @@ import torch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.index_training import index_bytes
-from gpu_worker.caches.recall.seen_rows import SeenRows
+from gpu_worker.caches.recall.snapshots import SeenRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
+from gpu_worker.engine.prompts.captured import short_pass_bytes
 from gpu_worker.engine.prompts.prompt_memory import prefill_bytes
-from gpu_worker.engine.prompts.short_memory import short_pass_bytes
 from gpu_worker.engine.steps.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
 from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError

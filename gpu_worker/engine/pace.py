@@ -8,8 +8,8 @@ from statistics import median
 from typing import NamedTuple
 
 from gpu_worker.device import Mark
+from gpu_worker.engine.prompts.base import WorkKind, prompt_work
 from gpu_worker.engine.prompts.prompt_memory import PromptRoom
-from gpu_worker.engine.prompts.work import WorkKind, prompt_work
 from gpu_worker.models import ModelConfig
 from gpu_worker.state.sequence import Sequence, Status
 

@@ -14,12 +14,11 @@ from gpu_worker.caches.recall.fetch_counts import FetchCounts
 from gpu_worker.caches.recall.fixed_slots import FixedSlots, fixed_positions
 from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.index_training import IndexTraining, PolicyIndexes, recall_policy
-from gpu_worker.caches.recall.recall_sight import RecallSight
-from gpu_worker.caches.recall.seen_rows import SeenRows
 from gpu_worker.caches.recall.selection import RecallParts
+from gpu_worker.caches.recall.snapshots import RecallSnapshots, SeenRows
 from gpu_worker.caches.recall.step import RecallStep
 from gpu_worker.caches.recall.store_selection import StoreSelection
-from gpu_worker.caches.sight import LanePlace, Sight
+from gpu_worker.caches.snapshots import LanePlace, Snapshot
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -68,7 +67,7 @@ class RecallCache(Cache):
         self.fixed = FixedSlots(shape)
         self.fixed.make_room(num_fixed)
         self.seen = SeenRows(shape)
-        self._sight = RecallSight(self.seen, pool, block_tables)
+        self._snapshots = RecallSnapshots(self.seen, pool, block_tables)
         self.indexes = PolicyIndexes(shape, most_index_bytes)
         self._in_store: StoreSelection | None = None
         if offloader.selects_in_store:
@@ -281,8 +280,8 @@ class RecallCache(Cache):
         index = self.indexes.of(policy) if self._in_store is None else None
         return RecallStep(group, policy, index, parts)
 
-    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight | None:
-        return self._sight.of(sequence, place, self.hot if sequence.can_miss else None, most)
+    def snapshot(self, sequence: Sequence, place: LanePlace, most: int) -> Snapshot | None:
+        return self._snapshots.of(sequence, place, self.hot if sequence.can_miss else None, most)
 
     def _make_fetch(self) -> RecallFetch:
         arena = self._offloader.arena

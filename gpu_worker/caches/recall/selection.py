@@ -14,7 +14,7 @@ from gpu_worker.caches.probe import Probe
 from gpu_worker.caches.recall.fetch import RecallFetch
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.recall.hot_cache import HotCache
-from gpu_worker.caches.recall.seen_rows import SeenRows
+from gpu_worker.caches.recall.snapshots import SeenRows
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.kernels.attention import Rest, attend_slots

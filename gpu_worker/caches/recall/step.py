@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches.base import GroupStep
-from gpu_worker.caches.probe import Sighting
+from gpu_worker.caches.probe import Observation
 from gpu_worker.caches.recall.fixed_slots import fixed_positions
 from gpu_worker.caches.recall.selection import RecallParts, Selection
 from gpu_worker.policies.base import StepQueries
@@ -47,8 +47,8 @@ class RecallStep(GroupStep):
         if not self._measured:
             return
         query, newest, output, selected = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
-        sightings = [
-            Sighting(
+        observations = [
+            Observation(
                 (sequence := self.group.sequences[row]),
                 query[:, row],
                 newest[:, row],
@@ -58,7 +58,7 @@ class RecallStep(GroupStep):
             )
             for row in self._measured
         ]
-        self._parts.probe.measure(sightings)
+        self._parts.probe.measure(observations)
 
     def _new_rows(self, layer: int) -> Tensor:
         """Of the new tokens, [B, H_kv, 2d]; padding lanes have arbitrary ones."""

@@ -14,7 +14,7 @@ from gpu_worker.caches.retain.kept_attention import RetainParts
 from gpu_worker.caches.retain.kept_rows import KeptRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.caches.retain.step import RetainStep
-from gpu_worker.caches.sight import MAX_ELEMENTS, LanePlace, Sight, spread
+from gpu_worker.caches.snapshots import MAX_ELEMENTS, LanePlace, Snapshot, spread
 from gpu_worker.errors import CapacityError, RequestError, no_room_for_policy
 from gpu_worker.policies.base import CacheShape, PromptAttention
 from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy, prompt_positions
@@ -171,13 +171,13 @@ class RetainCache(Cache):
     def begin_step(self, group: Group) -> RetainStep:
         return RetainStep(group, retain_policy(group.sequences[0]), self._parts)
 
-    def sight(self, sequence: Sequence, place: LanePlace, most: int) -> Sight:
+    def snapshot(self, sequence: Sequence, place: LanePlace, most: int) -> Snapshot:
         width = min(self.kept.width, sequence.longest_kept + sequence.num_tokens - sequence.kept_at)
         most = min(most, max(1, MAX_ELEMENTS // (self._shape.num_kv_heads * width)))
         kept = spread(range(self.num_layers), most)
         positions = torch.stack([self.kept.positions[sequence.seat, layer, :, :width] for layer in kept])
         # All that is kept is attended; the rest is forgotten.
-        return Sight(tuple(kept), positions, positions)
+        return Snapshot(tuple(kept), positions, positions)
 
     def count(self, sequences: list[Sequence]) -> None:
         num_layers = self.num_layers

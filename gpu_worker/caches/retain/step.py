@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches.base import GroupStep
-from gpu_worker.caches.probe import Sighting
+from gpu_worker.caches.probe import Observation
 from gpu_worker.caches.retain.kept_attention import KeptAttention, RetainParts
 from gpu_worker.policies.base import StepQueries
 from gpu_worker.policies.retain import Gift, RetainPolicy
@@ -40,16 +40,16 @@ class RetainStep(GroupStep):
         if not self._measured:
             return
         query, newest, output = (torch.stack(tensors) for tensors in zip(*self._seen, strict=True))
-        sightings = []
+        observations = []
         for row in self._measured:
             sequence = self.group.sequences[row]
             positions = self._parts.kept.positions[sequence.seat]
             is_middle = (positions >= sequence.plan.num_sink) & (positions < sequence.window_begin)
             selected = positions.where(is_middle, -1)
-            sightings.append(
-                Sighting(sequence, query[:, row], newest[:, row], output[:, row], positions, selected)
+            observations.append(
+                Observation(sequence, query[:, row], newest[:, row], output[:, row], positions, selected)
             )
-        self._parts.probe.measure(sightings)
+        self._parts.probe.measure(observations)
 
     def _slots(self, policy: RetainPolicy) -> Tensor:
         """Where the new tokens go: int64 [B, L, H_kv]."""

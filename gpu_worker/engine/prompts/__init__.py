@@ -1,1 +1,1 @@
-"""Prompts on their way through the layers, a chunk or all of a short one at a time, and what they hold meanwhile."""
+"""Prompts on their way through the layers, and what they hold meanwhile."""

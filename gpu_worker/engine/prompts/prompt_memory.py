@@ -1,4 +1,4 @@
-"""Temporary GPU memory of prompts: to be computed, stored, indexed and compressed."""
+"""Temporary GPU memory of prompts: to be computed, scored, stored, indexed and compressed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import cast
 
 import torch
 
-from gpu_worker.engine.prompts.prompt_scores import scoring_bytes
 from gpu_worker.engine.workload import Workload
 from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES
 from gpu_worker.policies.base import Family
@@ -23,6 +22,12 @@ LEAST_BUFFER_TOKENS = 64
 # Where so few tokens follow on a known prefix, copying each layer to the arena by itself takes the host longer than the
 # device computes it.
 FEW_TOKENS = 512
+# Of logits that score a prompt, float32, at once; on a GPU of so many tokens at least: for few the head's weights take
+# as long to read.
+LOGIT_BYTES = 8 << 20
+GPU_TOKENS = 128
+# Logits as the head gives them and as float32, and what puts them in order: whole numbers, at last of twice their size.
+COPIES = 6
 
 
 def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
@@ -138,3 +143,12 @@ def _policy_bytes(workload: Workload, keys: int) -> int:
         return weighing
     policy = cast(RetainPolicy, workload.default)
     return max(weighing + 2 * keys, policy.key_copies * keys)
+
+
+def scoring_bytes(num_tokens: int, vocab_size: int) -> int:
+    """The most of a GPU's memory that is alive at once to score so many tokens."""
+    return COPIES * 4 * vocab_size * min(num_tokens, scored_at_once(vocab_size, is_cuda=True))
+
+
+def scored_at_once(vocab_size: int, is_cuda: bool) -> int:
+    return max(GPU_TOKENS if is_cuda else 1, LOGIT_BYTES // (4 * vocab_size))

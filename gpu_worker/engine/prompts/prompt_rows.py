@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.device import Mark
-from gpu_worker.engine.prompts.prompt import Prompt
+from gpu_worker.engine.prompts.base import Prompt
 from gpu_worker.engine.prompts.prompt_memory import FEW_TOKENS
 from gpu_worker.errors import PrefixLost, no_room
 from gpu_worker.policies.base import PromptAttention

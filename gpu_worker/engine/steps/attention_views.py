@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import CacheSet
-from gpu_worker.caches.sight import LanePlace, Sight
+from gpu_worker.caches.snapshots import LanePlace, Snapshot
 from gpu_worker.device import Mark, to_host
 from gpu_worker.records import AttentionEvent
 from gpu_worker.state.batch import Batch
@@ -35,7 +35,7 @@ class _Look:
     window_begin: as the step attended it."""
 
     sequence: Sequence
-    sight: Sight
+    snapshot: Snapshot
     bucket_tokens: int
     num_tokens: int
     step: int
@@ -92,20 +92,20 @@ class AttentionViews:
         num_buckets = -(-sequence.num_tokens // bucket_tokens)
         most = max(1, MAX_CELLS // (self._num_kv_heads * num_buckets))
         try:
-            sight = self._caches.sight(sequence, _place_of(sequence, batch), most)
-            if sight is None:
+            snapshot = self._caches.snapshot(sequence, _place_of(sequence, batch), most)
+            if snapshot is None:
                 return
-            attended = _counts(sight.attended, bucket_tokens, num_buckets)
+            attended = _counts(snapshot.attended, bucket_tokens, num_buckets)
             on_device = (
                 attended
-                if sight.on_device is sight.attended
-                else _counts(sight.on_device, bucket_tokens, num_buckets)
+                if snapshot.on_device is snapshot.attended
+                else _counts(snapshot.on_device, bucket_tokens, num_buckets)
             )
         except torch.OutOfMemoryError:
             return
         look = _Look(
             sequence,
-            sight,
+            snapshot,
             bucket_tokens,
             sequence.num_tokens,
             sequence.num_output,
@@ -122,7 +122,7 @@ class AttentionViews:
             return
         usage = sequence.usage()
         attended = look.attended
-        if attended is not None and look.sight.has_fixed:
+        if attended is not None and look.snapshot.has_fixed:
             num_sink, end = sequence.plan.num_sink, look.num_tokens
             fixed = _overlap(0, num_sink, look) + _overlap(max(num_sink, look.window_begin), end, look)
             attended = attended + torch.from_numpy(fixed)
@@ -131,14 +131,14 @@ class AttentionViews:
                 step=look.step,
                 context_tokens=look.num_tokens,
                 bucket_tokens=look.bucket_tokens,
-                layers=look.sight.layers,
+                layers=look.snapshot.layers,
                 kv_heads=self._num_kv_heads,
                 attended=_bytes(attended),
                 on_device=_bytes(look.on_device),
                 host_tokens=look.num_tokens if sequence.offloads else 0,
                 shared_tokens=sequence.num_cached,
                 family=sequence.policy.family.value,
-                dense_layers=look.sight.layers[0] if attended is not None else 0,
+                dense_layers=look.snapshot.layers[0] if attended is not None else 0,
                 hit_rate=usage.hit_rate,
                 bytes_moved=usage.bytes_moved,
                 policy=usage.policy,

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.caches import CacheSet, LayerSteps
-from gpu_worker.engine.each import each
 from gpu_worker.engine.steps.attention_views import AttentionViews
 from gpu_worker.engine.steps.graphs import StepGraphs
-from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room, run_each
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
@@ -92,7 +91,7 @@ class DecodeStep:
 
         # All before the first one advances: windows must not move before others' slots are given up.
         crowded = [sequence for sequence in sequences if not self._caches.grow(sequence)]
-        sequences = each((one for one in sequences if one not in crowded), advance, failed, short)
+        sequences = run_each((one for one in sequences if one not in crowded), advance, failed, short)
         absent = {*silent, *(sequence for sequence, _ in indexing)}
         sequences = [sequence for sequence in sequences if sequence not in absent]
         # Last, since advancing may take long.
@@ -119,7 +118,7 @@ class DecodeStep:
             sequence.num_tokens += 1
         self.views.after_step(batch)
         logits = batch.without_padding(logits)
-        kept = each(sequences, self._offload(batch, new_rows), failed, short)
+        kept = run_each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):
             logits = logits[[sequences.index(sequence) for sequence in kept]]
         result = StepResult(kept, logits, failed, short, crowded, silent, indexing)

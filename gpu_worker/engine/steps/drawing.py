@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.device import to_device
-from gpu_worker.engine.prompts.prefills import AnyPass
+from gpu_worker.engine.prompts.in_progress import AnyPass
 from gpu_worker.errors import WorkerError, no_room
 from gpu_worker.records import EngineStats, TokenEvent
 from gpu_worker.sampling import Choice, Sampler

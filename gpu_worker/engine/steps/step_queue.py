@@ -4,24 +4,48 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gpu_worker.device import Mark
-from gpu_worker.engine.admission.patience import Patience
+from gpu_worker.engine.admission.preemption import Patience
 from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.engine.steps.ahead import followers
 from gpu_worker.engine.steps.decode import DecodeStep
-from gpu_worker.engine.steps.decoding import Decoding
-from gpu_worker.engine.steps.drawing import draw
-from gpu_worker.errors import StoreUnavailable, WorkerError, no_room
-from gpu_worker.records import EngineStats
+from gpu_worker.engine.steps.drawing import Drawn, draw
+from gpu_worker.errors import ArenaFull, StoreUnavailable, WorkerError, no_room
+from gpu_worker.records import EngineStats, FinishReason
 from gpu_worker.sampling import Sampler
 from gpu_worker.state.lane_inputs import drawn_at
-from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.offload import Offloader
+
+
+class End(NamedTuple):
+    """Of an answer; stop_token_id: with which it ends, if it does with one."""
+
+    sequence: Sequence
+    reason: FinishReason
+    stop_token_id: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Decoding:
+    """A decode step of some sequences between two marks. has_run: whether anybody took part. short: those for which the
+    arena had no room; crowded: those for which there were no slots. drawn: its tokens on their way; None: there are
+    none, or they were taken. is_over: its end was waited for."""
+
+    begun: Mark
+    ended: Mark
+    sequences: list[Sequence] = field(default_factory=list)
+    has_run: bool = True
+    short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
+    crowded: list[Sequence] = field(default_factory=list)
+    drawn: Drawn | None = None
+    is_over: bool = False
 
 
 class StepQueue:
@@ -118,3 +142,34 @@ class StepQueue:
         except torch.OutOfMemoryError as error:
             self._fail(result.sequences, no_room("the step", error))
         return step
+
+
+def followers(decoding: Decoding, scheduler: Scheduler, has_arena: bool) -> list[Sequence]:
+    """The sequences of the step after `decoding`; none where it has to wait, for a prompt or for the host's part in it.
+
+    Between two steps the device would wait for the host: until it has the tokens, has looked whether an answer ends
+    with one, and has queued the next step. A step's tokens are where the next one reads them, on the device; so the
+    next one is queued behind it, of those whose answers go on as far as the host knows. One that turns out to have
+    ended takes part in vain: nothing of that step is told. has_arena: whether the device writes to the store's arena
+    itself."""
+    # Also where something is left to do for one that took no part.
+    if decoding.drawn is None or len(decoding.drawn.sequences) < len(decoding.sequences):
+        return []
+    running = [one for one in decoding.sequences if one.status is Status.DECODE]
+    if scheduler.num_waiting or scheduler.num_running != len(running):
+        return []
+    if not all(_needs_no_host(one, has_arena) for one in running):
+        return []
+    return [one for one in running if one.num_output + 1 < one.max_tokens]
+
+
+def _needs_no_host(sequence: Sequence, has_arena: bool) -> bool:
+    """Whether a step and its token follow from what the host knows before the token of the step before."""
+    request, sampler = sequence.request, sequence.sampler
+    return (
+        sampler.is_free
+        and not sequence.forced
+        and not (request.measure or request.attention)
+        and not sequence.can_miss
+        and (has_arena or not sequence.offloads)
+    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import combinations
 
-from gpu_worker.engine.admission.auto_policy import SHORT
+from gpu_worker.engine.admission.admission import SHORT
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.steps.graphs import MAX_PREPARED
 from gpu_worker.engine.warm.warm_requests import warm_request

@@ -12,7 +12,7 @@ import torch
 
 from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.pace import NUM_SAMPLES
-from gpu_worker.engine.prompts.short_batch import buckets_within
+from gpu_worker.engine.prompts.captured import buckets_within
 from gpu_worker.engine.warm.warm_requests import MAX_PROMPT, NUM_STEPS, PAUSE_SECONDS, Requests, SecondTurn
 from gpu_worker.engine.warm.warm_steps import policy_steps, step_stages
 from gpu_worker.errors import CapacityError, WorkerError

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from carrel.process.settings import resolve
-from carrel.serve.banner import Facts, banner, curl, gather_facts, read_routes, ready_lines
+from carrel.serve.banner import Facts, banner, curl, gather_facts, ready_lines
 from carrel.serve.children import Endpoints
 from carrel.serve.options import ServeOptions
 from gpu_worker.v1 import gpu_worker_pb2
@@ -44,7 +44,7 @@ def rendered(facts: Facts, needs_key: bool = False) -> str:
 
 def test_all_that_is_known_is_shown() -> None:
     store = kv_store_pb2.StatsResponse(arena_bytes=2**31)
-    text = rendered(Facts("carrel-nano", ("/health", "/v1/chat/completions"), WORKER, store))
+    text = rendered(Facts("carrel-nano", WORKER, store))
     for part in (
         "carrel 9.9 (abc1234)",
         "carrel-nano (llama, 15.7 M parameters)",
@@ -54,7 +54,6 @@ def test_all_that_is_known_is_shown() -> None:
         "2.00 GiB of host memory (shm)",
         "for 32,768 tokens = 4 wholly on the device",
         "hot-cache = 0.25 (command line)",
-        "/health  /v1/chat/completions",
         "ready  http://127.0.0.1:8000",
         "0.0.0.0:8001",
     ):
@@ -65,7 +64,7 @@ def test_what_is_not_known_is_left_out() -> None:
     text = rendered(Facts())
     assert "ready" in text
     assert "max concurrency" not in text
-    assert "routes" not in text
+    assert "options" in text
 
 
 def test_no_key_is_shown() -> None:
@@ -86,17 +85,12 @@ def test_the_request_can_be_pasted() -> None:
     assert "amber fox" in question
 
 
-def test_routes_come_from_the_schema() -> None:
-    schema = {"paths": {"/health": {"get": {}}, "/v1/models": {"get": {}, "post": {}}}}
-    assert read_routes(schema) == ("/health", "/v1/models")
-
-
 def test_of_several_keys_one_is_used(tmp_path: Path) -> None:
     class Models(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.headers["Authorization"] == "Bearer first" else 401)
             self.end_headers()
-            self.wfile.write(b'{"data": [{"id": "tiny"}], "paths": {}}')
+            self.wfile.write(b'{"data": [{"id": "tiny"}]}')
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Nothing on stderr."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from carrel.errors import ChildError
 from carrel.process.events import Progress
-from carrel.serve.display import Display, TerminalDisplay, create_display
+from carrel.serve.display import Display
 
 
 def console(is_terminal: bool) -> Console:
@@ -22,15 +22,10 @@ def seen(display_console: Console) -> str:
     return str(display_console.file.getvalue())  # type: ignore[attr-defined]
 
 
-def test_the_display_fits_where_it_writes() -> None:
-    assert type(create_display(console(True), False)) is TerminalDisplay
-    assert type(create_display(console(False), False)) is Display
-
-
 @pytest.fixture(params=[True, False], ids=["terminal", "plain"])
 def shown(request: pytest.FixtureRequest) -> tuple[Display, Console]:
     target = console(request.param)
-    return create_display(target, is_verbose=False), target
+    return Display(target, is_verbose=False), target
 
 
 def test_a_start_an_answer_and_an_end(shown: tuple[Display, Console]) -> None:
@@ -85,7 +80,7 @@ def test_plain_progress_and_status_are_few_lines() -> None:
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_death_is_told_on_the_console_for_errors_and_its_load_is_no_more(is_terminal: bool) -> None:
     target, errors = console(is_terminal), console(False)
-    display = create_display(target, False, errors)
+    display = Display(target, False, errors)
     display.starting("worker")
     display.ready("worker")
     display.status("worker", "2 running")
@@ -105,7 +100,7 @@ def test_a_death_is_told_on_the_console_for_errors_and_its_load_is_no_more(is_te
 
 def test_lines_of_json_are_passed_on_and_others_made_into_such() -> None:
     target, errors = console(is_terminal=True), console(is_terminal=True)
-    display = create_display(target, is_verbose=False, errors=errors, as_json=True)
+    display = Display(target, is_verbose=False, errors=errors, as_json=True)
     own = '{"time": "2026-01-01T00:00:00.000Z", "message": "[ok] ' + "x" * 200 + '"}'
     display.starting("store")
     display.progress("store", Progress("load weights", 4, 4))

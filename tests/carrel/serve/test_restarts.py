@@ -16,10 +16,9 @@ from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness
 from waiting import PATIENCE, wait_until
 
 from carrel.errors import ChildError
-from carrel.serve import hang_watch
-from carrel.serve.hang_watch import HangWatch
+from carrel.serve import restarts
 from carrel.serve.process import ChildSpec
-from carrel.serve.restarts import Restart, RestartPolicy, Restarts
+from carrel.serve.restarts import HangWatch, Restart, RestartPolicy, Restarts
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
 
 SOON = RestartPolicy(limit=3, first_delay_s=0.05)
@@ -249,7 +248,7 @@ def test_who_hangs_is_killed_and_started_again(harness: Harness) -> None:
 
 def test_who_answers_again_in_time_or_is_not_watched_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of a limit of minutes it would be seconds.
-    monkeypatch.setattr(hang_watch, "MOST_PAUSE_S", 0.1)
+    monkeypatch.setattr(restarts, "MOST_PAUSE_S", 0.1)
     answers = True
     asked = threading.Semaphore(0)
     errors = [ValueError("what no probe expects")]

@@ -30,7 +30,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine.assemble import cache_shape
-from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.steps.decode import StepResult
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError, WorkerError
 from gpu_worker.policies.base import Plan, Policy

@@ -16,7 +16,7 @@ from offload_rig import attached
 from waiting import wait_until
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import WorkerError
 from gpu_worker.policies.clusterkv.policy import ClusterKV

@@ -7,7 +7,7 @@ from engine_rig import Rig, make_model, random_prompt, request, tokens_alone
 from naive_decoder import greedy
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.admission.patience import PATIENCE_SECONDS
+from gpu_worker.engine.admission.preemption import PATIENCE_SECONDS
 from gpu_worker.errors import StoreSilent, StoreUnavailable
 from gpu_worker.state.sequence import Status
 from kv_store.client import StoreSilent as NoAnswer

@@ -12,11 +12,11 @@ from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.layer_map import LayerMap
-from gpu_worker.engine.admission.auto_policy import FEW_TOKENS
+from gpu_worker.engine.admission.admission import FEW_TOKENS
 from gpu_worker.engine.assemble import EngineOptions, MakeCache, MakeDecode, assemble
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.prefills import MakePrefill
+from gpu_worker.engine.prompts.in_progress import MakePrefill
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.layers import LayerSpec, RopeSpec
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig

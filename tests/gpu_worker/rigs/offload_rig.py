@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from waiting import wait_until
 
-from gpu_worker.engine.admission.intake import Intake
+from gpu_worker.engine.admission.admission import Intake
 from gpu_worker.kernels.rows import ArenaLayout
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams

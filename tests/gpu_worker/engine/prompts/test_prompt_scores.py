@@ -15,11 +15,11 @@ from engine_rig import Record, Rig, make_model, random_prompt, request
 from live_bytes import LiveBytes
 from offload_rig import make_sequence
 
-from gpu_worker.engine.prompts import prompt_scores
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.short_pass import ShortPass
-from gpu_worker.engine.prompts.short_prefill import PrefillChoice
-from gpu_worker.engine.prompts.work import WorkKind
+from gpu_worker.engine.prompts import prompt_memory
+from gpu_worker.engine.prompts.base import WorkKind
+from gpu_worker.engine.prompts.captured import ShortPass
+from gpu_worker.engine.prompts.in_progress import PrefillChoice
+from gpu_worker.engine.prompts.layered import Prefill, PromptScores
 from gpu_worker.errors import WorkerError
 from gpu_worker.models import Decoder
 from gpu_worker.records import GenerationRequest, PromptEvent, TokenEvent
@@ -39,7 +39,7 @@ def told(record: Record) -> PromptEvent:
 
 def test_each_token_of_a_prompt_is_scored_after_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # of few tokens at once
-    monkeypatch.setattr(prompt_scores, "LOGIT_BYTES", 4 * 97 * 5)
+    monkeypatch.setattr(prompt_memory, "LOGIT_BYTES", 4 * 97 * 5)
     rig = Rig(reuses_prefixes=True, max_joining=64)
     prompts = {
         "long": ("full", 150), "packed": ("full", 20), "beside": ("full", 30), "recalled": ("pqcache", 140),
@@ -97,8 +97,8 @@ def test_the_first_quantum_that_is_scored_has_an_iteration_for_itself() -> None:
 
 @pytest.mark.parametrize("num_top", [0, 1, 5])
 def test_what_is_planned_for_scores_is_enough(num_top: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scores, "LOGIT_BYTES", 1 << 16)
-    monkeypatch.setattr(prompt_scores, "GPU_TOKENS", 1)
+    monkeypatch.setattr(prompt_memory, "LOGIT_BYTES", 1 << 16)
+    monkeypatch.setattr(prompt_memory, "GPU_TOKENS", 1)
     vocab_size, hidden = 256, torch.randn(90, 8, dtype=torch.bfloat16)
     head = torch.randn(8, vocab_size, dtype=torch.bfloat16)
     decoder = SimpleNamespace(
@@ -106,10 +106,10 @@ def test_what_is_planned_for_scores_is_enough(num_top: int, monkeypatch: pytest.
         device=hidden.device,
         logits=lambda rows: (rows @ head).float(),
     )
-    scores = prompt_scores.PromptScores(make_sequence("one", 0, 91), cast(Decoder, decoder), num_top)
+    scores = PromptScores(make_sequence("one", 0, 91), cast(Decoder, decoder), num_top)
     with torch.inference_mode(), LiveBytes(hidden, head) as live:
         scores.take(hidden, 0)
-    assert 1 << 16 < live.peak <= prompt_scores.scoring_bytes(90, vocab_size)
+    assert 1 << 16 < live.peak <= prompt_memory.scoring_bytes(90, vocab_size)
 
 
 def test_telling_takes_no_more_of_the_engines_thread_for_a_long_prompt() -> None:
@@ -117,7 +117,7 @@ def test_telling_takes_no_more_of_the_engines_thread_for_a_long_prompt() -> None
 
     def lines_to_tell(num_tokens: int) -> int:
         decoder = SimpleNamespace(config=SimpleNamespace(vocab_size=97), device=torch.device("cpu"))
-        scores = prompt_scores.PromptScores(make_sequence("one", 0, num_tokens), cast(Decoder, decoder), 5)
+        scores = PromptScores(make_sequence("one", 0, num_tokens), cast(Decoder, decoder), 5)
         num_lines = 0
 
         def count(*_: Any) -> Any:

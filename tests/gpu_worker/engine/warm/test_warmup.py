@@ -12,7 +12,7 @@ from engine_rig import LAYOUT, Rig, pool_of, random_prompt, request
 from torch.utils._python_dispatch import TorchDispatchMode
 from waiting import PATIENCE
 
-from gpu_worker.engine.prompts.short_batch import BUCKETS
+from gpu_worker.engine.prompts.captured import BUCKETS
 from gpu_worker.engine.steps.graphs import MAX_PREPARED
 from gpu_worker.engine.warm import warm_steps, warmup
 from gpu_worker.engine.warm.warm_requests import Requests

@@ -8,16 +8,22 @@ import pytest
 import torch
 from engine_rig import NUM_LAYERS, Rig, make_model, random_prompt, request, tokens_alone
 from offload_rig import make_sequence
-from test_prefill import NoCache, SlowMark, SlowOffloader
+from test_layered import NoCache, SlowMark, SlowOffloader
 from torch import Tensor
 
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.device import Mark
-from gpu_worker.engine.prompts.prefill import Prefill
-from gpu_worker.engine.prompts.short_batch import BUCKETS, MAX_PROMPTS, ShortBatch, buckets_within
-from gpu_worker.engine.prompts.short_pass import ShortPass
-from gpu_worker.engine.prompts.short_prefill import PrefillChoice, ShortPrefill
-from gpu_worker.engine.steps import captured
+from gpu_worker.engine.prompts.captured import (
+    BUCKETS,
+    MAX_PROMPTS,
+    ShortBatch,
+    ShortPass,
+    ShortPrefill,
+    buckets_within,
+)
+from gpu_worker.engine.prompts.in_progress import PrefillChoice
+from gpu_worker.engine.prompts.layered import Prefill
+from gpu_worker.engine.steps.graphs import Captured
 from gpu_worker.errors import CapacityError
 from gpu_worker.models import Decoder
 from gpu_worker.records import CompleteEvent, FinishReason, GenerationRequest
@@ -304,7 +310,7 @@ def test_what_cannot_be_captured_is_computed_and_the_next_ones_go_layer_by_layer
     def refused(*arguments: object) -> None:
         raise RuntimeError("no capture")
 
-    monkeypatch.setattr(captured.Captured, "of", refused)
+    monkeypatch.setattr(Captured, "of", refused)
     expected = Computed(decoder, (50,)).logits()
     for _ in range(2):
         computed = Computed(decoder, (50,), short_pass)

@@ -14,7 +14,7 @@ from torch import Tensor
 from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.caches.recall.index_training import prompt_job
 from gpu_worker.device import Mark
-from gpu_worker.engine.prompts.prefill import Prefill
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.errors import PrefixLost, StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence

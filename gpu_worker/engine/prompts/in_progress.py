@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from gpu_worker.caches import CacheSet, ServedLayer
-from gpu_worker.engine.prompts.prompt import Prompt
+from gpu_worker.engine.prompts.base import Prompt, PromptPass
+from gpu_worker.engine.prompts.captured import ShortPass, ShortPrefill
+from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.engine.prompts.prompt_memory import buffer_sizes
-from gpu_worker.engine.prompts.prompt_pass import PromptPass
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import plan_chunks
 from gpu_worker.models import Decoder
@@ -22,6 +23,31 @@ from gpu_worker.store.trainings import TrainedLayer
 
 AnyPass = PromptPass[Prompt]
 MakePrefill = Callable[[list[Sequence], Decoder, list[list[ServedLayer]], Offloader, int, int], AnyPass]
+
+
+class PrefillChoice:
+    """Makes an engine's prefills: of short prompts in one pass over all layers, of others layer by layer."""
+
+    def __init__(self, short_pass: ShortPass) -> None:
+        self._pass = short_pass
+
+    def __call__(
+        self,
+        sequences: list[Sequence],
+        decoder: Decoder,
+        layers: list[list[ServedLayer]],
+        offloader: Offloader,
+        chunk_size: int,
+        max_tokens: int,
+    ) -> AnyPass:
+        """With the arguments of `Prefill`."""
+        fits = all(sequence.num_prefill <= self._pass.max_tokens for sequence in sequences)
+        is_whole = not any(sequence.num_cached or sequence.prompt_attention() for sequence in sequences)
+        is_whole = is_whole and not any(sequence.scores_prompt for sequence in sequences)
+        is_dense = all(served.cache.is_dense for of_sequence in layers for served in of_sequence)
+        if self._pass.is_open and fits and is_whole and is_dense:
+            return ShortPrefill(sequences, decoder, layers, offloader, self._pass)
+        return Prefill(sequences, decoder, layers, offloader, chunk_size, max_tokens)
 
 
 class Prefills(Mapping[Sequence, AnyPass]):

@@ -1,21 +1,116 @@
-"""What the engine sees of prompts that are computed together, however that is done."""
+"""Prompts that are computed together, however that is done: what each takes, and what the engine sees of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.each import each
-from gpu_worker.engine.prompts.prompt import Prompt
-from gpu_worker.engine.prompts.work import WorkKind
-from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room
+from gpu_worker.device import Mark
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room, run_each
+from gpu_worker.models import ModelConfig
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.prompt_copies import PromptCopies
 from gpu_worker.store.trainings import TrainedLayer
+
+
+class WorkKind(Enum):
+    """Work whose operations take alike. SHORT: of prompts that fit a chunk, in which launching takes its part. LONG: of
+    others. SCORED: with how likely a prompt's tokens were, which takes much more than its operations tell."""
+
+    SHORT = auto()
+    LONG = auto()
+    SCORED = auto()
+
+
+def layer_work(config: ModelConfig, begin: int, end: int) -> float:
+    """Floating-point operations of one layer for the tokens at [begin, end) of a prompt."""
+    heads = config.num_heads * config.head_dim
+    # the last layer is like most: where layers differ, the first ones are special
+    weights = config.hidden_size * heads + config.layers[-1].mlp.num_weights
+    return last_layer_work(config, begin, end) + (end - begin) * (2.0 * weights + 2.0 * heads * (begin + end))
+
+
+def last_layer_work(config: ModelConfig, begin: int, end: int) -> float:
+    """The same of the last layer, of which keys and values are needed, and only the last token's output."""
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return (end - begin) * 2.0 * config.hidden_size * heads
+
+
+def prompt_work(config: ModelConfig, begin: int, end: int) -> float:
+    """Floating-point operations of all layers for the tokens at [begin, end) of a prompt."""
+    return (config.num_layers - 1) * layer_work(config, begin, end) + last_layer_work(config, begin, end)
+
+
+class Prompt(ABC):
+    """On its way through the layers to its cache and the arena. `cancel` one that is not done.
+
+    share: of the tokens that are computed together. trained: indexes that were asked for, until they are taken.
+    """
+
+    def __init__(self, sequence: Sequence, offloader: Offloader, share: float) -> None:
+        self.sequence = sequence
+        self.share = share
+        self.first, self.num_tokens = sequence.num_cached, sequence.num_prefill
+        self.trained: deque[TrainedLayer] = deque()
+        self._offloader = offloader
+        # Who takes the layers to the arena, and has those of a known prefix.
+        self._keeper = keeper(sequence, offloader)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the tokens that are computed."""
+        return self.sequence.prefill_token_ids[self.first :]
+
+    @property
+    @abstractmethod
+    def computed_tokens(self) -> int:
+        """Of those that are not cached, each part of its way as its share of the whole."""
+
+    @property
+    def left_tokens(self) -> int:
+        """Neither computed nor cached."""
+        return self.num_tokens - self.first - self.computed_tokens
+
+    @property
+    @abstractmethod
+    def is_copying(self) -> bool:
+        """Whether a finished layer is not known to be in the arena."""
+
+    @abstractmethod
+    def take_copied(self) -> None:
+        """Seal what is in the arena by now. Raises StoreUnavailable, and StoreSilent where it may be called again once
+        the store answers."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Let the host wait until the next finished layer is in the arena, if one is on its way."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Wait until all copies are done: then the slabs may be given to others."""
+
+    def _note_copied(self, copied: Mark) -> None:
+        """What was copied is in the arena: count how long that took, where anything was to be copied."""
+        if copied.begun is not None:
+            self._offloader.meter.offload.observe(copied.seconds_since(copied.begun))
+
+    def publish(self) -> None:
+        """Once all is done: let others find a copy of the prompt."""
+        self._offloader.copies.end(self.sequence)
+        self.sequence.num_tokens = self.num_tokens
+
+
+def keeper(sequence: Sequence, offloader: Offloader) -> Offloader | PromptCopies:
+    """Who has an admitted sequence's rows in the arena, if anybody."""
+    return offloader if sequence.offloads else offloader.copies
+
 
 One = TypeVar("One", bound=Prompt, covariant=True)
 
@@ -132,7 +227,7 @@ class PromptPass(ABC, Generic[One]):
         store."""
         failed: list[tuple[Prompt, WorkerError]] = []
         short: list[tuple[Prompt, ArenaFull]] = []
-        each(self.prompts if prompts is None else prompts, operation, failed, short)
+        run_each(self.prompts if prompts is None else prompts, operation, failed, short)
         return self._fail([*failed, *short])
 
     def _fail(self, failed: list[tuple[Prompt, WorkerError]]) -> bool:

@@ -1,4 +1,4 @@
-"""What a sequence attended in the last step, read from what the step left behind."""
+"""Snapshots of what a sequence attended in the last step, read from what the step left behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LanePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Snapshot:
     """In the layers that were looked at, `layers`, ascending: L of them.
 
     attended: positions beside sinks and window, int64 or int32 [L, H_kv, A] on the device, -1 pads; None: every token

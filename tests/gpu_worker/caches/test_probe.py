@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpu_worker.caches.output_error import output_errors
+from gpu_worker.caches.probe import output_errors
 
 SCALE = 0.3
 

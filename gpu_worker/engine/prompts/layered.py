@@ -10,15 +10,14 @@ from torch import Tensor
 
 from gpu_worker.caches import ServedLayer
 from gpu_worker.device import Mark, to_device
-from gpu_worker.engine.prompts.prompt import Prompt, keeper
-from gpu_worker.engine.prompts.prompt_memory import buffer_tokens
-from gpu_worker.engine.prompts.prompt_pass import PromptPass
+from gpu_worker.engine.prompts.base import Prompt, PromptPass, WorkKind, keeper, last_layer_work, layer_work
+from gpu_worker.engine.prompts.prompt_memory import buffer_tokens, scored_at_once
 from gpu_worker.engine.prompts.prompt_rows import PromptRows
-from gpu_worker.engine.prompts.prompt_scores import PromptScores
-from gpu_worker.engine.prompts.work import WorkKind, last_layer_work, layer_work
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
 from gpu_worker.models import Decoder
+from gpu_worker.records import PromptEvent
 from gpu_worker.row_format import empty_rows
+from gpu_worker.sampling.filters import first_k, ranks
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 
@@ -240,3 +239,48 @@ class Prefill(PromptPass[PromptRows]):
             parts.append(PromptRows(sequence, of_sequence, offloader, rows, num_heads, begin, share))
             begin, row_begin = parts[-1].end, row_end
         return parts
+
+
+class PromptScores:
+    """Takes the last layer's output as it is computed, and keeps a few numbers of each token until they are told.
+
+    Until they are sent [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request, in one piece:
+    many small ones would lie between logits that are freed, and keep the host's memory from being used again.
+    """
+
+    def __init__(self, sequence: Sequence, decoder: Decoder, num_top: int) -> None:
+        self._sequence = sequence
+        self._decoder = decoder
+        self._num_top = min(num_top, decoder.config.vocab_size)
+        shape = (len(sequence.request.prompt_token_ids) - 1, 1 + self._num_top)
+        is_cuda = decoder.device.type == "cuda"
+        self._at_once = scored_at_once(decoder.config.vocab_size, is_cuda)
+        self._logprobs = torch.empty(shape, dtype=torch.float32, pin_memory=is_cuda)
+        self._numbers = torch.empty(shape, dtype=torch.int64, pin_memory=is_cuda)
+        self._copied: Mark | None = None
+
+    def take(self, hidden: Tensor, begin: int) -> None:
+        """hidden: [T, hidden_size] of the prompt's tokens from position `begin` on; each says how likely the next is,
+        and the prompt's last nothing."""
+        token_ids = self._sequence.request.prompt_token_ids[begin + 1 : begin + 1 + len(hidden)]
+        for first in range(0, len(token_ids), self._at_once):
+            some = np.array(token_ids[first : first + self._at_once], dtype=np.int64)
+            of_next = to_device(some, hidden.device)
+            logits = self._decoder.logits(hidden[first : first + len(of_next)])
+            top_ids = first_k(logits, self._num_top)
+            wanted = torch.cat([of_next.unsqueeze(-1), top_ids], dim=-1)
+            logprobs = torch.log_softmax(logits, dim=-1).gather(-1, wanted)
+            numbers = torch.cat([ranks(logits, of_next).unsqueeze(-1), top_ids], dim=-1)
+            places = slice(begin + first, begin + first + len(of_next))
+            self._logprobs[places].copy_(logprobs, non_blocking=True)
+            self._numbers[places].copy_(numbers, non_blocking=True)
+        self._copied = Mark(hidden.device)
+
+    def tell(self) -> None:
+        """Wait for them, and send them as they are: the service makes messages of them, beside the engine's thread."""
+        if self._copied is not None:
+            self._copied.wait()
+        # set before: who gives way from here on is not scored again
+        self._sequence.is_scored = True
+        token_ids = self._sequence.request.prompt_token_ids[1:]
+        self._sequence.sink(PromptEvent(token_ids, self._logprobs.numpy(), self._numbers.numpy()))

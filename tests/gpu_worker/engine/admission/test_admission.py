@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_rig import Rig, pool_of, request, tokens_alone
 
-from gpu_worker.engine.admission.auto_policy import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
+from gpu_worker.engine.admission.admission import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.records import Budget
 from gpu_worker.state.sequence import Status
