@@ -56,9 +56,6 @@ class StoreOptions(FaultOptions):
         metavar="N",
         ge=1,
     )
-    lease_seconds: float = option(
-        30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
-    )
     verify_reads: bool = option(
         False,
         "compare every row with its checksum each time that it is read, for memory that is doubted: with --transport "
@@ -71,12 +68,6 @@ class StoreOptions(FaultOptions):
     )
     kv_store_disk_bytes: int = option(
         "64GiB", "how much of that disk they may take, of each store", parse=num_bytes, metavar="SIZE"
-    )
-    default_iterations: int = option(
-        10, "K-means iterations where a request leaves them to the store", metavar="N", ge=1
-    )
-    max_points_per_centroid: int = option(
-        128, "bounds the rows that an index is fitted on; all are encoded; 0: fit on all", metavar="N", ge=0
     )
 
 
@@ -95,6 +86,9 @@ class StoreConfig(StoreOptions, LogOptions, TraceOptions):
     )
     runtime: Literal["process", "ray"] = option(
         "ray", "ray: an actor, and trainers as actors; process: this process, and threads", metavar="NAME"
+    )
+    lease_seconds: float = option(
+        30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
     )
     max_restarts: int = option(0, "times that Ray starts a store again that dies", metavar="N", ge=0)
     store_token: str = option(
@@ -116,6 +110,8 @@ class StoreConfig(StoreOptions, LogOptions, TraceOptions):
     max_message_bytes: int = 16 << 20
     max_pending_builds: int = 96
     num_call_threads: int = 24
+    default_iterations: int = 10
+    max_points_per_centroid: int = 128
 
     def __post_init__(self) -> None:
         if self.slab_bytes < 4096 or self.slab_bytes & (self.slab_bytes - 1):

@@ -87,5 +87,5 @@ class Patience:
     def error(self) -> StoreUnavailable:
         """What those end with."""
         return StoreUnavailable(
-            f"the KV store, which the request needs, did not answer for {self._seconds:g} s (--store-patience)"
+            f"the KV store, which the request needs, did not answer for {self._seconds:g} s"
         )
