@@ -151,7 +151,6 @@ class WorkerOptions(SelectionOptions, FaultOptions):
         "that hides behind the prompt, else on the GPU",
         metavar="NAME",
     )
-    store_patience_s: float = 10.0
     prefix_cache: bool = option(True, "reuse what the store has of prompts that begin alike")
     hang_timeout_s: float = option(
         60.0,

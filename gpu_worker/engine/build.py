@@ -79,7 +79,6 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         max_num_seqs=max_num_seqs,
         prefill_chunk=config.prefill_chunk,
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
-        store_patience_seconds=config.store_patience_s,
         hot_cache=config.hot_cache,
         layers=layers,
         default_policy=default,
