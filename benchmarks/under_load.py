@@ -65,7 +65,7 @@ def servers(shrink: int) -> tuple[Server, ...]:
             (Load("batch", ("--traffic", f"batch={16_384 // shrink}+128x16/8")),),
         ),
         Server(
-            ("--warmup-policies", "full", "snapkv"),
+            ("--allowed-policies", "bitkeys", "full", "snapkv", "auto"),
             (
                 Load("mixed_default", (*beside, "--seed", "3")),
                 second_turn("full", 321),

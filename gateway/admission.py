@@ -52,7 +52,7 @@ class Admission:
         if most is not None and self._taken[caller] >= most:
             raise TooManyRequests(
                 f"This API key has {most} requests here, the most that it may have at once; each choice of a request "
-                "that runs counts. Wait until some end, or raise --max-concurrent-per-key, or the key's own limit.",
+                "that runs counts. Wait until some end, or raise the key's max-concurrent in --api-keys-file.",
                 1,
             )
         if self._taken.total() >= self._max_concurrent:

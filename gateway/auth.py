@@ -38,15 +38,10 @@ class Caller:
 class KeyRing:
     """Holds digests of the accepted keys, never the keys. Without any the API is open."""
 
-    def __init__(
-        self, keys: Sequence[str] = (), weights: Sequence[float] = (), file: KeyFile | None = None
-    ) -> None:
-        """weights: of the keys, in their order; of all or of none. file: of more keys, which may change."""
+    def __init__(self, keys: Sequence[str] = (), file: KeyFile | None = None) -> None:
+        """file: of more keys, which may change."""
         digests = [_digest(key) for key in keys]
-        self._own = tuple(
-            Caller(digest, _caller(digest).hex()[:8], weight)
-            for digest, weight in zip(digests, weights or [1.0] * len(digests), strict=True)
-        )
+        self._own = tuple(Caller(digest, _caller(digest).hex()[:8]) for digest in digests)
         self._file = file
         self._entries: tuple[KeyEntry, ...] = ()
         self._callers: tuple[Caller, ...] = self._own

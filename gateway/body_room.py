@@ -109,10 +109,10 @@ class BodyRoom:
         if self._has_share(owner, num_bytes):
             return Overloaded(
                 f"{self.num_bytes} bytes of request bodies are being sent, and {self._max_bytes} is the most that this "
-                "server receives at once: try again, or raise --max-incoming-bytes."
+                "server receives at once: try again."
             )
         return TooManyRequests(
             f"{self._taken[owner]} bytes of other request bodies of this API key, or this address, are being sent, and "
-            f"{self._max_bytes // OWNERS_SHARE} is the most at once: finish some first, or raise --max-incoming-bytes.",
+            f"{self._max_bytes // OWNERS_SHARE} is the most at once: finish some first.",
             1,
         )

@@ -17,9 +17,8 @@ from carrel.process.settings import Parser, parse
 from carrel.process.tracing import OTLP_HELP
 from gateway.auth import api_keys
 from gateway.errors import ConfigError
-from gateway.key_file import MAX_WEIGHT, read_keys
+from gateway.key_file import read_keys
 
-# without a limit that is asked for
 MOST_CONNECTIONS = 8192
 # descriptors for what is no HTTP connection
 OTHER_DESCRIPTORS = 128
@@ -50,14 +49,7 @@ class ListenOptions:
         "YAML list of keys, each with a name and limits of its own; it is read again when it changes",
         metavar="FILE",
     )
-    max_connections: int | None = option(
-        None,
-        "open HTTP connections; for one more the key or address with the most loses one that has no request or whose "
-        "request's body is still being sent, and where there is none it gets 503 "
-        "(default: three quarters of the descriptors that the process may have, at most 8192, and 128 fewer than them)",
-        metavar="N",
-        ge=1,
-    )
+    max_connections: int | None = None
     header_timeout_s: float = option(
         10.0,
         "seconds that an HTTP connection may be without a request: from its start, or its last answer, to the end of a "
@@ -112,52 +104,17 @@ class GatewayOptions:
         metavar="NAME",
     )
     revision: str | None = option(None, "branch, tag or commit of a hub id", metavar="NAME")
-    download_dir: str | None = option(
-        None, "folder for what comes from the hub (default: the hub's cache)", metavar="DIR"
-    )
     max_concurrent: int = option(256, "requests served at once; more get 503", metavar="N", ge=1)
-    max_concurrent_per_key: int | None = option(
-        None,
-        "requests of one API key served at once; more get 429 (default: a quarter of all where there are several keys, "
-        "else no limit)",
-        metavar="N",
-        ge=1,
-    )
-    api_key_weights: tuple[float, ...] = option(
-        (),
-        "a number above 0 for each key, in their order, with commas between: keys share the computing of prompts by "
-        "them (default: equally)",
-        metavar="W",
-    )
+    max_concurrent_per_key: int | None = None
     max_body_bytes: int | None = option(
         None, "largest request body (default: 32 bytes a token of context)", parse=num_bytes, metavar="SIZE"
     )
-    max_incoming_bytes: int = option(
-        "256MiB",
-        "memory for request bodies that are being received, of all clients together; one API key, or without keys one "
-        "address, has a quarter of it. A body waits for room for 10 s, and then gets 429 or 503",
-        parse=num_bytes,
-        metavar="SIZE",
-    )
-    body_timeout_s: float = option(
-        60.0,
-        "seconds in which a request's body must arrive",
-        name="body-timeout",
-        metavar="S",
-        gt=0,
-        allow_inf_nan=False,
-    )
+    max_incoming_bytes: int = 256 << 20
+    body_timeout_s: float = 60.0
     request_timeout_s: float = option(
         1800.0, "seconds a request may take", name="request-timeout", metavar="S", gt=0, allow_inf_nan=False
     )
-    write_timeout_s: float = option(
-        30.0,
-        "seconds that a client may take nothing of what is written to it; its connection or call is ended then",
-        name="write-timeout",
-        metavar="S",
-        gt=0,
-        allow_inf_nan=False,
-    )
+    write_timeout_s: float = 30.0
     heartbeat_s: float = option(
         10.0,
         "seconds of silence before a stream gets a comment",
@@ -215,18 +172,6 @@ class GatewayConfig(ListenOptions, GatewayOptions):
             raise ConfigError(f"--port and --grpc-port are both {self.port}: choose two different ports")
         if any(not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
             raise ConfigError("--api-key holds characters that no header can carry")
-        if self.max_connections is not None and self.max_connections > num_descriptors() - OTHER_DESCRIPTORS:
-            raise ConfigError(
-                f"--max-connections {self.max_connections} leaves too few of this process's {num_descriptors()} "
-                f"descriptors, of which {OTHER_DESCRIPTORS} must stay: give fewer, or raise the limit (ulimit -n)"
-            )
-        if self.api_key_weights and len(self.api_key_weights) != len(self.api_keys):
-            raise ConfigError(
-                f"--api-key-weights has {len(self.api_key_weights)} numbers for {len(self.api_keys)} keys: "
-                "give one for each key"
-            )
-        if any(not 0 < weight <= MAX_WEIGHT for weight in self.api_key_weights):
-            raise ConfigError(f"--api-key-weights must be numbers above 0, and at most {MAX_WEIGHT:g}")
         try:
             check_pair("--ssl-keyfile", self.ssl_keyfile, "--ssl-certfile", self.ssl_certfile)
             is_proven = self.worker_identity is not None

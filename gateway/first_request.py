@@ -46,7 +46,6 @@ class FirstRequest:
             config,
             api_keys=(),
             api_keys_file=None,
-            api_key_weights=(),
             allow_open=True,
             ssl_keyfile=None,
             ssl_certfile=None,

@@ -125,10 +125,10 @@ def create_service(
 
 def load(config: GatewayConfig) -> tuple[Tokenizer, pb.SamplingParams]:
     """The tokenizer and the model's sampling defaults. Raises ConfigError."""
-    model_dir = resolve_model_dir("--model", config.model, config.revision, config.download_dir)
+    model_dir = resolve_model_dir("--model", config.model, config.revision)
     tokenizer_dir = model_dir
     if config.tokenizer is not None:
-        tokenizer_dir = resolve_model_dir("--tokenizer", config.tokenizer, None, config.download_dir)
+        tokenizer_dir = resolve_model_dir("--tokenizer", config.tokenizer, None)
     tokenizer = load_tokenizer(tokenizer_dir, config.chat_template)
     # computed on first use otherwise, inside a request; the second compiles the chat template
     _ = tokenizer.max_chars_per_token, tokenizer.answer_lead

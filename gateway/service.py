@@ -71,7 +71,7 @@ class ChatService:
         self._more_metrics = more_metrics
         self.render_metrics = Joined(self._render_metrics)
         file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
-        self.keys = KeyRing(config.api_keys, config.api_key_weights, file)
+        self.keys = KeyRing(config.api_keys, file)
         self.attention = AttentionViews(self._has_several_keys)
         self.rate_limits = RateLimits(self.keys)
         self.admission = Admission(config.max_concurrent, self._places_of)

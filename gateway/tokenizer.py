@@ -188,7 +188,7 @@ def _message_json(message: Message, role: str) -> dict[str, Any]:
     return {"role": role, "content": message.content, **present}
 
 
-def resolve_model_dir(flag: str, model: str, revision: str | None, download_dir: str | None) -> Path:
+def resolve_model_dir(flag: str, model: str, revision: str | None) -> Path:
     """A local model's directory or GGUF file, or the tokenizer's files of a hub id. Raises ConfigError, which names
     `flag`."""
     path = Path(model)
@@ -197,11 +197,7 @@ def resolve_model_dir(flag: str, model: str, revision: str | None, download_dir:
     if path.is_absolute() or model.startswith("."):
         raise ConfigError(f"{flag} {model}: no such directory or file")
     try:
-        return Path(
-            snapshot_download(
-                model, revision=revision, cache_dir=download_dir, allow_patterns=TOKENIZER_FILES
-            )
-        )
+        return Path(snapshot_download(model, revision=revision, allow_patterns=TOKENIZER_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
         reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
         raise ConfigError(

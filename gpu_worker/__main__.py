@@ -75,7 +75,7 @@ def _build(
     if config.no_warmup:
         return engine, sessions, grammars, None
     warm_up = WarmUp(
-        engine, config.prefill_chunk, partial(events.progress, "warm up"), policies=config.warm_policies
+        engine, config.prefill_chunk, partial(events.progress, "warm up"), policies=config.allowed_policies
     )
 
     def prepare(is_stopped: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +13,13 @@ from carrel.process.options import REQUIRED, auto_or_bytes, option, share_or_tok
 from carrel.process.tracing import TraceOptions
 from gpu_worker.errors import ConfigError
 from gpu_worker.neighbours import NeighbourOptions
-from gpu_worker.policies.registry import check_warm, names
 from gpu_worker.records import HotCacheSize
 from gpu_worker.selection import SelectionOptions
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LEAST_HANG_TIMEOUT_S = 2.0
-# In --warmup-policies, every one that is allowed.
-ALL = "all"
-# Policies of a longer --allowed-policies are warmed up only by name.
-MOST_WARM_ALLOWED = 4
+LEAST_MEMORY_BYTES = 2**20
+MOST_MEMORY_BYTES = 2**50
 
 
 def read_hot_cache(text: str) -> HotCacheSize:
@@ -32,6 +30,20 @@ def read_hot_cache(text: str) -> HotCacheSize:
         return HotCacheSize(*share_or_tokens(text))
     except ValueError as exc:
         raise ValueError(f"{exc}, or auto") from exc
+
+
+def read_memory_limit(text: str) -> int | float | None:
+    """Read a number of bytes, a share in (0, 1] of the device's memory, or None for `auto`. Raises ValueError."""
+    with contextlib.suppress(ValueError):
+        if 0 < (share := float(text)) <= 1:
+            return share
+    try:
+        limit = auto_or_bytes(text)
+    except ValueError as exc:
+        raise ValueError(f"{exc}, a share in (0, 1], or auto") from exc
+    if limit is not None and not LEAST_MEMORY_BYTES <= limit <= MOST_MEMORY_BYTES:
+        raise ValueError("must be a size from 1MiB to 1024TiB, a share in (0, 1], or auto")
+    return limit
 
 
 def device_name(text: str) -> str:
@@ -56,9 +68,6 @@ class WorkerOptions(SelectionOptions):
         "auto", "auto, safetensors, or dummy: random weights", metavar="NAME"
     )
     revision: str | None = option(None, "branch, tag or commit of a hub id", metavar="NAME")
-    download_dir: str | None = option(
-        None, "folder for what comes from the hub (default: the hub's cache)", metavar="DIR"
-    )
     threads: int | None = option(
         None, "CPU threads of the worker (default: all its cores)", metavar="N", ge=1, le=4096
     )
@@ -91,25 +100,12 @@ class WorkerOptions(SelectionOptions):
         ge=1,
         le=60_000,
     )
-    prefill_stretch: float = option(
-        4.0,
-        "how many times as long as alone a prompt may take while shorter ones overtake it",
-        metavar="N",
-        ge=1,
-        le=1000,
-    )
     enforce_eager: bool = option(
         False, "capture no CUDA graphs of decode steps and short prompts; on a CPU there are none"
     )
     no_warmup: bool = option(
         False,
         "serve at once: what first requests need is compiled, planned, captured and loaded while they wait",
-    )
-    warmup_policies: tuple[str, ...] = option(
-        (),
-        "policies whose kernels are compiled at the start too, beside --policy, full and what auto stands for, or all "
-        f"that requests may name (default: those of --allowed-policies, up to {MOST_WARM_ALLOWED})",
-        metavar="NAME",
     )
     seed: int | None = option(
         None,
@@ -124,21 +120,13 @@ class WorkerOptions(SelectionOptions):
         parse=read_hot_cache,
         metavar="SHARE|N",
     )
-    gpu_memory_limit_bytes: int | None = option(
+    gpu_memory_limit: int | float | None = option(
         "auto",
-        "device memory of the whole worker, such as 24GiB; auto: what is free",
-        name="gpu-memory-limit",
-        parse=auto_or_bytes,
-        metavar="SIZE",
-        ge=2**20,
-        le=2**50,
-    )
-    gpu_memory_utilization: float | None = option(
-        None,
-        "the same limit as a share of the GPU's memory, in (0, 1]; on a CPU it bounds nothing",
-        metavar="SHARE",
-        gt=0,
-        le=1,
+        "device memory of the whole worker: a size such as 24GiB, a share of the GPU's in (0, 1], or auto: what is "
+        "free. On a CPU a share bounds nothing",
+        also=("gpu-memory-utilization",),
+        parse=read_memory_limit,
+        metavar="SIZE|SHARE",
     )
     slot_memory_bytes: int | None = option(
         "auto",
@@ -161,19 +149,11 @@ class WorkerOptions(SelectionOptions):
         "that hides behind the prompt, else on the GPU",
         metavar="NAME",
     )
-    store_patience_s: float = option(
-        10.0,
-        "seconds that a request which needs the store waits for one that does not answer, before it ends with an error",
-        name="store-patience",
-        metavar="S",
-        ge=0,
-        le=86400,
-    )
     prefix_cache: bool = option(True, "reuse what the store has of prompts that begin alike")
     hang_timeout_s: float = option(
         60.0,
         "seconds without progress after which a worker that has hung is ended, and started again, as a gateway is, and "
-        "a store --lease-seconds later; 0: never",
+        "a store 30 s later; 0: never",
         name="hang-timeout",
         metavar="S",
         ge=0,
@@ -190,10 +170,21 @@ class WorkerOptions(SelectionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
+class StudyOptions:
+    """What only experiments set."""
+
+    granularity: Literal["kv_head", "q_head"] = option(
+        "kv_head",
+        "select for each kv_head, or each q_head as some papers do, at a group times the KV cache",
+        metavar="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(WorkerOptions, StudyOptions, NeighbourOptions, LogOptions, TraceOptions):
     """Everything that the worker process is told.
 
-    `gpu_memory_limit_bytes` bounds all that the process has on a CUDA device, `slot_memory_bytes` the slots alone;
+    `gpu_memory_limit` bounds all that the process has on a CUDA device, `slot_memory_bytes` the slots alone;
     None: what is free, and what the rest leaves of that. Raises ConfigError, which names the flag, the value and the
     remedy.
     """
@@ -215,22 +206,6 @@ class WorkerConfig(WorkerOptions, NeighbourOptions, LogOptions, TraceOptions):
                 "--index-device gpu: with --transport grpc indexes stay in the store; leave it out"
             )
         self.check_selection()
-        try:
-            check_warm(set(self.warmup_policies) - {ALL}, self.allowed_policies, self.is_calibrated)
-        except ValueError as exc:
-            raise ConfigError(f"--warmup-policies: {exc}") from exc
-        if self.gpu_memory_limit_bytes is not None and self.gpu_memory_utilization is not None:
-            raise ConfigError(
-                "--gpu-memory-limit and --gpu-memory-utilization both bound the device's memory: keep one"
-            )
-
-    @property
-    def warm_policies(self) -> tuple[str, ...]:
-        """That the warm-up is told to add to its own."""
-        allowed = self.allowed_policies
-        if ALL in self.warmup_policies:
-            return allowed or names(self.is_calibrated)
-        return self.warmup_policies or (allowed if len(allowed) <= MOST_WARM_ALLOWED else ())
 
 
 def parse_arguments(argv: Sequence[str]) -> WorkerConfig:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from carrel.process.options import option, share_or_tokens
 from gpu_worker.errors import ConfigError
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.registry import LONG, check_allowed, check_name, option_names
 from gpu_worker.records import Budget
+
+# Tokens that the server's own budget is at least, where it is a share: a tenth of a short chat is next to nothing.
+LEAST_BUDGET = 512
 
 
 def read_budget(text: str) -> Budget:
@@ -44,42 +46,13 @@ class SelectionOptions:
         parse=read_budget,
         metavar="SHARE|N",
     )
-    least_budget: int = option(
-        512,
-        "tokens that --budget is at least, where it is a share; shares that requests name are taken as they are",
-        metavar="N",
-        ge=0,
-        le=1 << 20,
-    )
     full_layers: int = option(
         0, "first layers that attend to everything, whatever the policy", metavar="N", ge=0, le=4096
     )
-    granularity: Literal["kv_head", "q_head"] = option(
-        "kv_head",
-        "select for each kv_head, or each q_head as some papers do, at a group times the KV cache",
-        metavar="NAME",
-    )
     calibration: str | None = option(
         None,
-        "file of carrel calibrate: outlier heads for the policies +outliers, InfiniGen's skew",
+        "file of carrel calibrate: outlier heads for chelsea+outliers, InfiniGen's skew",
         metavar="FILE",
-    )
-    outlier_share: float = option(
-        0.04, "of all KV heads, what the policies +outliers keep whole", metavar="SHARE", ge=0, le=1
-    )
-    pq_num_subvectors: int = option(
-        2, "PQ: parts that a key is split into", name="pq-subvectors", metavar="N", ge=1, le=64
-    )
-    pq_nbits: int = option(6, "PQ: bits of a code, one per part", name="pq-bits", metavar="N", ge=1, le=8)
-    pq_iterations: int = option(
-        0, "PQ: K-means iterations; 0: the store's adaptive bound", metavar="N", ge=0, le=1000
-    )
-    pq_metric: Literal["l2", "ip"] = option("l2", "PQ: l2 or ip, of its codebooks", metavar="NAME")
-    clusterkv_tokens_per_cluster: int = option(
-        80, "ClusterKV: mean cluster size", metavar="N", ge=2, le=2**16
-    )
-    clusterkv_metric: Literal["cosine", "l2", "ip"] = option(
-        "cosine", "ClusterKV: cosine, l2 or ip, of clustering", metavar="NAME"
     )
 
     def check_selection(self) -> None:
@@ -93,7 +66,7 @@ class SelectionOptions:
         except ValueError as exc:
             raise ConfigError(f"--allowed-policies: {exc}") from exc
         try:
-            read_options(self.policy_options, option_names())
+            read_options(self.policy_options, option_names(self.is_calibrated))
         except ValueError as exc:
             raise ConfigError(f"--policy-options: {exc}") from exc
 
@@ -110,4 +83,4 @@ class SelectionOptions:
     @property
     def default_budget(self) -> Budget:
         """Of requests that name none."""
-        return replace(self.budget, least=self.least_budget)
+        return replace(self.budget, least=LEAST_BUDGET)

@@ -55,9 +55,6 @@ class StoreOptions:
         metavar="N",
         ge=1,
     )
-    lease_seconds: float = option(
-        30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
-    )
     kv_store_path: Path | None = option(
         None,
         "folder on a disk that keeps known prefixes and sessions, also for the next store (default: none)",
@@ -65,12 +62,6 @@ class StoreOptions:
     )
     kv_store_disk_bytes: int = option(
         "64GiB", "how much of that disk they may take, of each store", parse=num_bytes, metavar="SIZE"
-    )
-    default_iterations: int = option(
-        10, "K-means iterations where a request leaves them to the store", metavar="N", ge=1
-    )
-    max_points_per_centroid: int = option(
-        128, "bounds the rows that an index is fitted on; all are encoded; 0: fit on all", metavar="N", ge=0
     )
 
 
@@ -89,6 +80,9 @@ class StoreConfig(StoreOptions, LogOptions, TraceOptions):
     )
     runtime: Literal["process", "ray"] = option(
         "ray", "ray: an actor, and trainers as actors; process: this process, and threads", metavar="NAME"
+    )
+    lease_seconds: float = option(
+        30.0, "a worker silent for longer loses what it holds", metavar="S", gt=0, allow_inf_nan=False
     )
     max_restarts: int = option(0, "times that Ray starts a store again that dies", metavar="N", ge=0)
     store_token: str = option(
@@ -110,6 +104,8 @@ class StoreConfig(StoreOptions, LogOptions, TraceOptions):
     max_message_bytes: int = 16 << 20
     max_pending_builds: int = 96
     num_call_threads: int = 24
+    default_iterations: int = 10
+    max_points_per_centroid: int = 128
 
     def __post_init__(self) -> None:
         if self.slab_bytes < 4096 or self.slab_bytes & (self.slab_bytes - 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from carrel.process.options import OptionError, option
 from carrel.process.settings import Resolved, resolve
@@ -26,6 +26,8 @@ NOT_TAKEN = {
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(GatewayOptions, WorkerOptions, StoreOptions):
     """The cluster. Amounts are Ray's: what a node is asked for."""
+
+    starts_all: ClassVar[bool] = True
 
     model: str | None = option(
         None,

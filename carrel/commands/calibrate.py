@@ -137,7 +137,7 @@ def _tokenizer(model: str, revision: str | None) -> Tokenizer:
     # imports transformers, which help needs not
     from gateway.tokenizer import load_tokenizer, resolve_model_dir
 
-    return load_tokenizer(resolve_model_dir("MODEL", model, revision, None), None)
+    return load_tokenizer(resolve_model_dir("MODEL", model, revision), None)
 
 
 def _between(low: float, high: float) -> Callable[[str], float]:

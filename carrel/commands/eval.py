@@ -158,7 +158,6 @@ def _source(
             policy_options=arguments.policy_options,
             full_layers=arguments.full_layers,
             granularity=arguments.granularity,
-            outlier_share=arguments.outlier_share,
         )
     except OSError as exc:
         raise EvaluationError(f"cannot hash the model, the books and the calibration: {exc}") from exc

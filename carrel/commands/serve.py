@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = read(ServeOptions, vars(arguments))
     options = resolved.options
     model = find_model(options.model)
-    check_hub_model(model, options.revision, options.download_dir)
+    check_hub_model(model, options.revision)
     environment = child_environment(os.environ)
     as_json = is_json(options.log_format, sys.stdout)
     display = Display(Console(), options.log_level in VERBOSE_LEVELS, Console(stderr=True), as_json)

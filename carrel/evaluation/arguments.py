@@ -11,6 +11,7 @@ from carrel.evaluation.tasks import GROUPS, TEXT_TASKS
 from carrel.process.command_line import at_least, budget, new_file
 from carrel.process.options import options_of
 from carrel.serve.options import ServeOptions
+from gpu_worker.config import StudyOptions
 
 # Options of the store and the worker, with the defaults that measuring wants.
 OWN = dict.fromkeys(
@@ -23,7 +24,6 @@ OWN = dict.fromkeys(
         "slab_bytes",
         "index_device",
         "calibration",
-        "outlier_share",
         "full_layers",
         "granularity",
         "policy_options",
@@ -170,7 +170,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use a running worker (unix:PATH or HOST:PORT) instead of an own one",
     )
     own = parser.add_argument_group("the worker and store that are started without --worker")
-    for each in options_of(ServeOptions):
+    for each in (*options_of(ServeOptions), *options_of(StudyOptions)):
         if each.field in OWN:
             default = OWN[each.field]
             shown = f" (default: {default or each.shown})" if default or each.shown else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from carrel.process.options import options_of, share_or_tokens, variable
+from carrel.process.removed import removed
 
 CONFIG = "config"
 
@@ -61,6 +62,15 @@ def add_options(parser: argparse.ArgumentParser, kind: type, *, has_variables: b
         else:
             number = "+" if each.is_list else None
             groups[each.group].add_argument(*each.flags, dest=each.field, nargs=number, **how)
+    for name in removed(kind):
+        # hidden; reading the options refuses it with the new way
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=gone_field(name),
+            nargs="*",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
     known = f" [{variable(CONFIG)}]" if has_variables else ""
     parser.add_argument(
         f"--{CONFIG}",
@@ -87,6 +97,11 @@ def arguments(kind: type, texts: Mapping[str, str]) -> list[str]:
         elif is_on(text):
             words.append(each.flags[0])
     return words
+
+
+def gone_field(name: str) -> str:
+    """Where a removed option's words are, in what `add_options` made of a command line."""
+    return f"removed {name}"
 
 
 def is_on(text: str) -> bool:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError, create_model
 from pydantic_settings import BaseSettings, EnvSettingsSource, YamlConfigSettingsSource
 
-from carrel.process.command_line import CONFIG, Parser, add_options
+from carrel.process.command_line import CONFIG, Parser, add_options, gone_field
 from carrel.process.options import (
     ENV_PREFIX,
     Option,
@@ -24,6 +24,7 @@ from carrel.process.options import (
     spellings,
     variable,
 )
+from carrel.process.removed import removed
 
 T = TypeVar("T")
 
@@ -97,11 +98,13 @@ def resolve(kind: type[T], layers: Mapping[str, Mapping[str, Any]]) -> Resolved[
 
     Raises OptionError for an unknown name, an option named twice in one layer, and a value that cannot be used.
     """
-    known = spellings(kind)
+    known, gone = spellings(kind), removed(kind)
     given: dict[str, Given] = {}
     for layer, values in layers.items():
         for spelling, value in values.items():
             name = spelling.removeprefix("--").removeprefix(ENV_PREFIX).replace("-", "_").lower()
+            if name in gone:
+                raise OptionError(f"{spelling} ({layer}) is no longer an option: {gone[name]}")
             if name not in known:
                 listed = ", ".join(sorted(each.replace("_", "-") for each in known))
                 meant = did_you_mean(name, known).replace("_", "-")
@@ -125,8 +128,8 @@ def resolve(kind: type[T], layers: Mapping[str, Mapping[str, Any]]) -> Resolved[
 
 
 def read_variables(kind: type) -> dict[str, Any]:
-    """The environment's variables of this kind, and of --config, that are not empty."""
-    fields: dict[str, Any] = dict.fromkeys((*spellings(kind), CONFIG), (str | None, None))
+    """Read the variables of this kind's options, of removed ones and of --config that are not empty."""
+    fields: dict[str, Any] = dict.fromkeys((*spellings(kind), *removed(kind), CONFIG), (str | None, None))
     names = create_model(kind.__name__, __base__=BaseSettings, **fields)
     found = EnvSettingsSource(names, env_prefix=ENV_PREFIX, env_ignore_empty=True)()
     return {variable(name): text for name, text in found.items()}
@@ -134,7 +137,7 @@ def read_variables(kind: type) -> dict[str, Any]:
 
 def ignored_variables(kind: type, environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that is named like one of an option and is none of this kind."""
-    known = [variable(name) for name in (*spellings(kind), CONFIG)]
+    known = [variable(name) for name in (*spellings(kind), *removed(kind), CONFIG)]
     ignored = sorted(
         name for name in environment if name.startswith(ENV_PREFIX) and name.upper() not in known
     )
@@ -164,7 +167,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _flags(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.flags[0]: values[each.field] for each in options_of(kind) if each.field in values}
+    gone = {f"--{name.replace('_', '-')}": "" for name in removed(kind) if gone_field(name) in values}
+    return gone | {each.flags[0]: values[each.field] for each in options_of(kind) if each.field in values}
 
 
 def _text(option: Option, spelling: str, layer: str, value: Any) -> str:

@@ -60,7 +60,7 @@ def _gguf_file(path: Path) -> str:
     return str(path.absolute())
 
 
-def check_hub_model(model: str, revision: str | None, download_dir: str | None) -> None:
+def check_hub_model(model: str, revision: str | None) -> None:
     """Ask the Hub for what `find_model` took for an id, unless it is cached, before anything is started for it.
 
     Raises ModelNotFoundError when the Hub has no such model or revision, or cannot be asked.
@@ -71,7 +71,7 @@ def check_hub_model(model: str, revision: str | None, download_dir: str | None) 
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
-        if isinstance(try_to_load_from_cache(model, "config.json", download_dir, revision), str):
+        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             return
         HfApi().model_info(model, revision=revision, timeout=ASK_TIMEOUT_S)
     except Exception as exc:

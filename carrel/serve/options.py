@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from carrel.process.log_lines import LogFormat
-from carrel.process.options import OptionError, option
+from carrel.process.options import option
 from carrel.process.tracing import OTLP_HELP
 from carrel.serve.restarts import DEFAULT_LIMIT
 from gateway.config import GatewayOptions, ListenOptions
@@ -17,6 +17,8 @@ from kv_store.config import StoreOptions
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(ListenOptions, GatewayOptions, WorkerOptions, StoreOptions):
     """All three processes."""
+
+    starts_all: ClassVar[bool] = True
 
     model: str | None = option(
         None,
@@ -42,11 +44,3 @@ class ServeOptions(ListenOptions, GatewayOptions, WorkerOptions, StoreOptions):
         metavar="FORMAT",
     )
     otlp_endpoint: str | None = option(None, OTLP_HELP, metavar="URL")
-    trust_remote_code: bool = option(False, "refused: Carrel runs no code that a checkpoint brings")
-
-    def __post_init__(self) -> None:
-        if self.trust_remote_code:
-            raise OptionError(
-                "--trust-remote-code: Carrel runs no code that a checkpoint brings, only its own for the model "
-                "families that it knows; leave it out"
-            )

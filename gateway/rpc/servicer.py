@@ -20,7 +20,7 @@ from gateway.rpc.messages import shown_key
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
-UNREAD = "The answer was not read in time; see --write-timeout."
+UNREAD = "The answer was not read in time."
 
 log = logging.getLogger(__name__)
 

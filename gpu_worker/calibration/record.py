@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from gpu_worker.calibration.observe import Observation
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
+from gpu_worker.policies.hyper_parameters import with_options
 from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.outlier_heads.scan import most_outlying
@@ -76,19 +77,20 @@ class Calibration:
         return InfiniGen(skew_path=self.path)
 
     def with_outliers(
-        self, inners: Iterable[RetainPolicy], outlier_share: float, full_layers: int
-    ) -> tuple[OutlierHeads, ...]:
-        """These policies beside the file's outlier heads.
+        self, inner: RetainPolicy, options: Mapping[str, str], full_layers: int
+    ) -> OutlierHeads:
+        """The policy beside the file's outlier heads. options: texts of the wrapper's fields. Raises ValueError.
 
         The share is of all heads of the model; those in dense layers are whole anyway and count toward it, as the first
         layer does in the paper. `OutlierHeads` counts the layers behind them.
         """
+        policy = with_options(OutlierHeads(inner, frozenset(), self.facts.num_kv_heads), options)
         outliers = frozenset(
             (layer - full_layers, head)
-            for layer, head in most_outlying(self.outlier_scores, outlier_share)
+            for layer, head in most_outlying(self.outlier_scores, policy.share)
             if layer >= full_layers
         )
-        return tuple(OutlierHeads(inner, outliers, self.facts.num_kv_heads) for inner in inners)
+        return replace(policy, heads=outliers)
 
 
 def write_calibration(

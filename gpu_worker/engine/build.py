@@ -26,10 +26,9 @@ from gpu_worker.kernels.compile_log import log_compiled
 from gpu_worker.models import LoadedModel, ModelConfig, check_model, checkpoint_dtype, load_model, ungrouped
 from gpu_worker.models.loader import LoadFormat
 from gpu_worker.policies.base import CacheShape, Policy, without_index
-from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.registry import AUTO, CALIBRATED, LONG, option_names, registry
+from gpu_worker.policies.registry import AUTO, LONG, OUTLIERS, option_names, registry
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
 from gpu_worker.row_format import row_format
@@ -75,8 +74,6 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         max_num_seqs=max_num_seqs,
         prefill_chunk=config.prefill_chunk,
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
-        stretch=config.prefill_stretch,
-        store_patience_seconds=config.store_patience_s,
         hot_cache=config.hot_cache,
         layers=layers,
         default_policy=default,
@@ -106,7 +103,6 @@ def check_options(config: WorkerConfig) -> None:
     model = check_model(
         config.model,
         revision=config.revision,
-        download_dir=config.download_dir,
         load_format=_load_format(config),
     )
     if model is None:
@@ -136,7 +132,8 @@ def _check_fit(policies: dict[str, Policy], calibration: Calibration | None, mod
     num_parts, head_dim = cast(PQCache, policies["pqcache"]).num_subvectors, model.head_dim
     if head_dim % num_parts:
         raise ConfigError(
-            f"--pq-subvectors {num_parts} does not divide the model's head size {head_dim}; give one that does"
+            f"--policy-options pqcache:num_subvectors={num_parts} does not divide the model's head size {head_dim}; "
+            "give one that does"
         )
 
 
@@ -145,27 +142,17 @@ def _load_format(config: WorkerConfig) -> LoadFormat:
 
 
 def configured_policies(config: WorkerConfig, calibration: Calibration | None) -> dict[str, Policy]:
-    """All policies by name; those that need a calibration only if there is one. --policy-options stand above the flags
-    of single fields. Raises ConfigError."""
-    options = read_options(config.policy_options, option_names())
+    """All policies by name; those that need a calibration only if there is one. Raises ConfigError."""
+    options = read_options(config.policy_options, option_names(calibration is not None))
     try:
-        policies = registry(
-            PQCache(
-                num_subvectors=config.pq_num_subvectors,
-                num_bits=config.pq_nbits,
-                max_iterations=config.pq_iterations,
-                metric=config.pq_metric,
-            ),
-            ClusterKV(tokens_per_cluster=config.clusterkv_tokens_per_cluster, metric=config.clusterkv_metric),
-            *((calibration.skewed(),) if calibration else ()),
-            options=options,
-        )
+        policies = registry(*((calibration.skewed(),) if calibration else ()), options=options)
+        if calibration:
+            chelsea = cast(RetainPolicy, policies["chelsea"])
+            policies[OUTLIERS] = calibration.with_outliers(
+                chelsea, options.get(OUTLIERS, {}), config.full_layers
+            )
     except ValueError as error:
         raise ConfigError(f"--policy-options: {error}") from error
-    if calibration:
-        inners = [cast(RetainPolicy, policies[name.removesuffix("+outliers")]) for name in CALIBRATED]
-        wrapped = calibration.with_outliers(inners, config.outlier_share, config.full_layers)
-        policies |= {policy.name: policy for policy in wrapped}
     return policies
 
 
@@ -200,13 +187,14 @@ def _max_model_len(config: WorkerConfig, model: ModelConfig) -> int:
 
 
 def _memory_limit(config: WorkerConfig, device: torch.device) -> int | None:
-    if config.gpu_memory_limit_bytes is not None and device.type != "cuda":
-        raise ConfigError(
-            f"--gpu-memory-limit {config.gpu_memory_limit_bytes} bounds nothing on device {device}; leave it out"
-        )
-    if config.gpu_memory_utilization is not None and device.type == "cuda":
-        return int(config.gpu_memory_utilization * torch.cuda.mem_get_info(device)[1])
-    return config.gpu_memory_limit_bytes
+    """Bytes; None: what is free. Raises ConfigError."""
+    limit = config.gpu_memory_limit
+    if device.type == "cuda":
+        # a share, which on a CPU bounds nothing
+        return int(limit * torch.cuda.mem_get_info(device)[1]) if isinstance(limit, float) else limit
+    if isinstance(limit, int):
+        raise ConfigError(f"--gpu-memory-limit {limit} bounds nothing on device {device}; leave it out")
+    return None
 
 
 def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedModel:
@@ -217,7 +205,6 @@ def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedM
             device=device,
             dtype=getattr(torch, dtype) if dtype else None,
             revision=config.revision,
-            download_dir=config.download_dir,
             load_format=_load_format(config),
             progress=lambda done, total: report("load weights", done, total),
         )

@@ -86,7 +86,7 @@ def load_model(
 
 
 def check_model(
-    path_or_id: str, *, revision: str | None, download_dir: str | None, load_format: LoadFormat
+    path_or_id: str, *, revision: str | None, load_format: LoadFormat, download_dir: str | None = None
 ) -> ModelConfig | None:
     """Check what `load_model` checks before it takes memory: configuration, names, shapes and types of the weights.
 

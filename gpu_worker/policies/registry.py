@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 AUTO = "auto"
 # The policy of long contexts, and of requests that name none.
 LONG = "bitkeys"
-# There once the worker has a file of `carrel calibrate`: whatever retains and evicts nothing at every step.
-CALIBRATED = tuple(
-    f"{name}+outliers" for name in ("snapkv", "pyramidkv", "semantickv", "protokv", "nacl", "chelsea")
-)
+# There once the worker has a file of `carrel calibrate`.
+OUTLIERS = "chelsea+outliers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ def names(calibrated: bool = False) -> tuple[str, ...]:
     """Of all policies, each method's own first. calibrated: with a calibration. Raises ValueError when a name stands
     there twice."""
     own = (name for method in METHODS for name in method.names())
-    return _once((*own, *(CALIBRATED if calibrated else ())))
+    return _once((*own, *((OUTLIERS,) if calibrated else ())))
 
 
 def ablations() -> dict[str, str]:
@@ -107,9 +105,11 @@ def ablations() -> dict[str, str]:
     return {f"{method.name}+{end}": method.name for method in METHODS for end in method.ablations}
 
 
-def option_names() -> tuple[str, ...]:
-    """Of the methods and allocations whose hyper-parameters may be set; variants and wrapped forms follow them."""
-    return (*(method.name for method in METHODS), *ALLOCATIONS)
+def option_names(calibrated: bool = False) -> tuple[str, ...]:
+    """List the methods and allocations whose hyper-parameters may be set; variants and wrapped forms follow them.
+    calibrated: with a calibration."""
+    own = (method.name for method in METHODS)
+    return (*own, *ALLOCATIONS, *((OUTLIERS,) if calibrated else ()))
 
 
 def check_name(name: str, calibrated: bool = False) -> None:
@@ -130,14 +130,6 @@ def check_allowed(allowed: Collection[str], default: str, calibrated: bool = Fal
     chosen = "full", LONG
     if AUTO in allowed and (missing := set(chosen).difference(allowed)):
         raise ValueError(f"auto chooses {' or '.join(chosen)}; add {' and '.join(sorted(missing))} too")
-
-
-def check_warm(warm: Collection[str], allowed: Collection[str], calibrated: bool = False) -> None:
-    """Raises ValueError unless all of these exist, and requests may name them. None is allowed: all are."""
-    for name in sorted(warm):
-        check_name(name, calibrated)
-        if allowed and name not in allowed:
-            raise ValueError(f"no request may name {name!r}; add it to --allowed-policies, or leave it out")
 
 
 def registry(*given: Policy, options: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, Policy]:

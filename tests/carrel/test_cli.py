@@ -40,7 +40,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith(f"carrel {version()} (commit ")
 
 
-@pytest.mark.parametrize("argv", [["eval"], ["bench", "gather", "--device", "cpu"]])
+@pytest.mark.parametrize("argv", [["eval"], ["bench", "prefill", "--device", "cpu"]])
 @pytest.mark.parametrize(("name", "told"), [("", "is a folder"), ("book.txt/x.json", "is no folder")])
 def test_where_nothing_can_be_written_is_told_before_anything_is_measured(
     argv: list[str], name: str, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -118,8 +118,6 @@ def test_who_leaves_floods_or_listens_gets_nothing() -> None:
         f"{MINE},{OTHERS}",
         "--max-concurrent",
         str(MOST),
-        "--max-concurrent-per-key",
-        str(MOST),
     )
     with serving("--no-warmup", "--slab-bytes", "256KiB", "--log-level", "debug", *keys) as server:
         with ThreadPoolExecutor(NUM_AT_ONCE) as pool:

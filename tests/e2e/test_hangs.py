@@ -84,7 +84,7 @@ def test_by_zero_copy_and_a_chat_and_a_stopped_store_holds_up_nobody_else_and_a_
     with answering(
         "zero_copy",
         MANY,
-        *(*SLABS, "--no-warmup", "--store-patience", "3", "--hang-timeout", "10", "--log-level", "debug"),
+        *(*SLABS, "--no-warmup", "--hang-timeout", "10", "--log-level", "debug"),
     ) as server:
         assert server.run.stat().st_mode & 0o777 == 0o700
         # Ray's processes, too

@@ -32,7 +32,7 @@ def flip_everywhere(server: Serving, slab_bytes: int) -> None:
 
 
 def test_who_hangs_for_ever_is_started_again_and_flipped_bits_cost_time_only() -> None:
-    options = ("--no-warmup", "--hang-timeout", "5", "--lease-seconds", "3", "--slab-bytes", "256KiB")
+    options = ("--no-warmup", "--hang-timeout", "5", "--slab-bytes", "256KiB")
     with serving(*options, "--log-level", "info") as server:
         before = answer(server)
         assert answer(server) == before

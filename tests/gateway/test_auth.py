@@ -11,6 +11,7 @@ from gateway_stack import Stack, running_stack
 from waiting import PATIENCE
 
 from gateway.auth import KeyRing
+from gateway.key_file import KeyFile
 from gateway.v1 import chat_pb2 as pb
 from gateway.v1 import chat_pb2_grpc
 
@@ -59,10 +60,12 @@ def test_where_everyone_may_pass_all_are_one() -> None:
 
 
 def test_a_keys_weight_is_found_by_its_caller_and_reaches_the_worker(tmp_path: Path, model_dir: Path) -> None:
-    ring = KeyRing(["alpha", "beta"], [2.5, 0.5])
-    assert [ring.weight(ring.caller(f"Bearer {key}") or b"") for key in ("alpha", "beta")] == [2.5, 0.5]
+    file = tmp_path / "keys.yaml"
+    file.write_text("- {name: a, key: alpha, weight: 3}\n- {name: b, key: beta}\n")
+    ring = KeyRing(file=KeyFile(file))
+    assert [ring.weight(ring.caller(f"Bearer {key}") or b"") for key in ("alpha", "beta")] == [3.0, 1.0]
     assert ring.weight(b"") == KeyRing(["alpha"]).weight(b"") == 1.0
-    with running_stack(tmp_path, model_dir, api_keys=("alpha", "beta"), api_key_weights=(3.0, 1.0)) as stack:
+    with running_stack(tmp_path, model_dir, api_keys_file=file) as stack:
         script = stack.say("the fox")
         for key in ("alpha", "beta"):
             headers = {"Authorization": f"Bearer {key}"}

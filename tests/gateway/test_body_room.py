@@ -54,11 +54,11 @@ def test_room_that_does_not_come_free_is_an_error_that_says_whose_it_is(
     async def main() -> None:
         room = BodyRoom(100)
         async with room.taken(b"a", 25):
-            with pytest.raises(TooManyRequests, match=r"25 bytes.*--max-incoming-bytes"):
+            with pytest.raises(TooManyRequests, match="25 is the most"):
                 async with room.taken(b"a", 1):
                     pass
             async with room.taken(b"b", 25), room.taken(b"c", 25), room.taken(b"d", 25):
-                with pytest.raises(Overloaded, match=r"100 bytes.*--max-incoming-bytes"):
+                with pytest.raises(Overloaded, match="try again"):
                     async with room.taken(b"e", 1):
                         pass
         assert room.num_bytes == 0

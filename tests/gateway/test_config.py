@@ -30,8 +30,6 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
     assert config.model_names == ("some/model",)
     config = parse_config(["--worker", "unix:w", "--api-key", "c", "d", "--served-model-name", "x", "y,z"])
     assert config.api_keys == ("c", "d")
-    assert config.api_key_weights == ()
-    assert parse_config(["--worker", "unix:w", "--api-key-weights", "2,0.5"]).api_key_weights == (2.0, 0.5)
     assert config.model_names == ("x", "y", "z")
 
 
@@ -45,11 +43,6 @@ def test_keys_and_names_come_with_commas_or_blanks_between(monkeypatch: pytest.M
             (["--worker", "unix:w", "--api-key", text], r"--api-key '\*\*\*'.*must hold a key")
             for text in ("", " ", ",", ", ,")
         ),
-        (["--worker", "unix:w", "--api-key", "a", "b", "--api-key-weights", "2"], "1 numbers for 2 keys"),
-        (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "0"], "--api-key-weights must be"),
-        (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "nan"], "--api-key-weights must be"),
-        (["--worker", "unix:w", "--api-key", "a", "--api-key-weights", "x"], "--api-key-weights 'x'"),
-        (["--worker", "unix:w", "--max-connections", "999999999"], "ulimit -n"),
         (["--worker", "unix:w", "--ssl-keyfile", "/k.pem"], "--ssl-certfile"),
         (["--worker", "worker:8101"], "--allow-plain-worker"),
         (["--worker", "worker:8101", "--worker-ca-file", "/c.pem"], "needs --worker-client-keyfile"),

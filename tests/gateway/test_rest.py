@@ -683,7 +683,7 @@ def test_overload_is_refused_and_recovers(locked_stack: Stack) -> None:
                 error = error_of(refused)
                 assert (error["type"], error["code"]) == ("RateLimitError", "too_many_requests")
                 assert "has 1 requests" in error["message"]
-                assert "--max-concurrent-per-key" in error["message"]
+                assert "max-concurrent in --api-keys-file" in error["message"]
             with http.stream("POST", CHAT, json=body, headers=other) as second:
                 assert second.status_code == 200
                 response = http.post(CHAT, json=body, headers=third)

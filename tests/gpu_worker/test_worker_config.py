@@ -41,15 +41,14 @@ def test_defaults():
 
 def test_sizes_and_shares():
     config = parse("--slot-memory", "2GiB", "--hot-cache", "0.25", "--budget", "2048")
-    assert (config.slot_memory_bytes, config.gpu_memory_limit_bytes) == (2**31, None)
+    assert (config.slot_memory_bytes, config.gpu_memory_limit) == (2**31, None)
     assert (config.hot_cache, config.budget) == (HotCacheSize(share=0.25), Budget(tokens=2048))
     config = parse("--gpu-memory-limit", "auto", "--hot-cache", "4096")
-    assert (config.gpu_memory_limit_bytes, config.hot_cache) == (None, HotCacheSize(tokens=4096))
+    assert (config.gpu_memory_limit, config.hot_cache) == (None, HotCacheSize(tokens=4096))
 
 
 def test_a_share_of_a_short_prompt_is_at_least_so_many_tokens():
     assert [parse().default_budget.resolve(length) for length in (40, 512, 8000)] == [512, 512, 800]
-    assert parse("--least-budget", "0").default_budget.resolve(40) == 4
     assert parse("--budget", "64").default_budget.resolve(40) == 64
 
 
@@ -93,31 +92,12 @@ def test_allowed_policies_hold_all_that_can_be_chosen(default, allowed, reason):
     parse("--policy", "auto", "--allowed-policies", "auto,full,bitkeys")
 
 
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [("quest,x", "unknown policy 'x'"), ("snapkv", "'snapkv'; add it"), ("snapkv+outliers", "unknown")],
-)
-def test_only_what_requests_may_name_is_warmed_up(names, reason):
-    with pytest.raises(OptionError, match=f"--warmup-policies: .*{reason}"):
-        parse("--allowed-policies", "bitkeys,quest", "--warmup-policies", names)
-
-
-def test_a_short_list_of_allowed_policies_is_warmed_up_by_itself():
-    few, many = "bitkeys,quest,snapkv,h2o", "bitkeys,quest,snapkv,h2o,full"
-    assert parse().warm_policies == ()
-    assert parse("--allowed-policies", few).warm_policies == tuple(few.split(","))
-    assert parse("--allowed-policies", many).warm_policies == ()
-    assert parse("--allowed-policies", many, "--warmup-policies", "h2o").warm_policies == ("h2o",)
-    assert parse("--allowed-policies", many, "--warmup-policies", "all").warm_policies == tuple(
-        many.split(",")
-    )
-    everything = parse("--warmup-policies", "all", "--calibration", "file").warm_policies
-    assert {"full", "oracle", "snapkv+outliers", "h2o+adakv"} <= set(everything)
-
-
-def test_two_limits_of_one_memory_are_refused():
-    with pytest.raises(OptionError, match="keep one"):
-        parse("--gpu-memory-limit", "1GiB", "--gpu-memory-utilization", "0.5")
+def test_one_limit_of_memory_is_a_size_or_a_share():
+    assert parse("--gpu-memory-limit", "24GiB").gpu_memory_limit == 24 * 2**30
+    assert parse("--gpu-memory-utilization", "0.5").gpu_memory_limit == 0.5
+    for text in ("1.5", "0", "1K", "much"):
+        with pytest.raises(OptionError, match=r"--gpu-memory-limit .*, or auto"):
+            parse("--gpu-memory-limit", text)
 
 
 @pytest.mark.parametrize("listen", ["localhost:1", "127.9.9.9:80", "[::1]:8101", "unix:relative.sock"])

@@ -37,8 +37,8 @@ FIXED |= {"runtime", "arena_socket", "max_restarts", "store_token", "store_token
 FIXED |= {"store_ca_file", "allow_plain_store", "store_ssl_keyfile", "store_ssl_certfile"}
 FIXED |= {"worker_ssl_keyfile", "worker_ssl_certfile", "worker_client_ca_file"}
 FIXED |= {"worker_ca_file", "worker_client_keyfile", "worker_client_certfile", "allow_plain_worker"}
-# a proxy in front has TLS; what comes from the hub has a volume
-FIXED |= {"uds", "ssl_keyfile", "ssl_certfile", "download_dir"}
+# a proxy in front has TLS; experiments start their own worker
+FIXED |= {"uds", "ssl_keyfile", "ssl_certfile", "granularity"}
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?-)([^}]*))?\}")
 ENDING_S = 20.0
 # the least that Ray takes is 75 MiB

@@ -92,7 +92,7 @@ class Patience:
     def error(self) -> StoreUnavailable:
         """What those end with."""
         return StoreUnavailable(
-            f"the KV store, which the request needs, did not answer for {self._seconds:g} s (--store-patience)"
+            f"the KV store, which the request needs, did not answer for {self._seconds:g} s"
         )
 
 

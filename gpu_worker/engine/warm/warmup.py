@@ -23,7 +23,7 @@ from gpu_worker.state.batch import Buckets
 logger = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 120.0
-# More for each policy of `--warmup-policies`, at most.
+# More for each policy of `--allowed-policies`, at most.
 POLICY_SECONDS = 60.0
 # Prompts of a few words, of a chat, and of a length that leaves no rest where attention is computed in units.
 WORDS, CHAT, UNITS = 16, 300, 1024

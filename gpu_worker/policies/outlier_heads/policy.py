@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gpu_worker.policies.base import Plan
+from gpu_worker.policies.hyper_parameters import Share
 from gpu_worker.policies.retain import LayerRows, Retained, RetainPolicy
 from gpu_worker.policies.wrapper import AllocationPolicy
 
@@ -25,12 +26,14 @@ class OutlierHeads(AllocationPolicy):
     of outliers; `compress` splits a layer's. That leaves less than a token a head unspent.
 
     inner: the policy of the others, and of the outliers with a budget of all that they have. heads: (layer, KV head),
-    layers counted as in `LayerRows`. num_kv_heads: of a layer of the model.
+    layers counted as in `LayerRows`. num_kv_heads: of a layer of the model. share: of all KV heads, those that the
+    calibration's file is asked for.
     """
 
     inner: RetainPolicy
     heads: frozenset[tuple[int, int]]
     num_kv_heads: int
+    share: Share = 0.04
 
     def __post_init__(self) -> None:
         if self.inner.evicts:

@@ -76,7 +76,7 @@ def answer_with(calibration: Path, policies: list[str]) -> tuple[str, ...]:
             policy="chelsea+outliers",
             budget=Budget(share=0.5),
             calibration=str(calibration),
-            outlier_share=0.1,
+            policy_options=("chelsea+outliers:share=0.1",),
         )
         engine = build_engine(config, lambda *progress: None)
         try:

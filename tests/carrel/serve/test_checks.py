@@ -55,7 +55,11 @@ REFUSALS = {
     ),
     "length": (lambda model: None, ("--max-model-len", "9999999"), "--max-model-len 9999999 exceeds"),
     "device": (lambda model: None, ("--device", "cuda:99"), "--device 'cuda:99'"),
-    "policy's option": (lambda model: None, ("--pq-subvectors", "7"), "--pq-subvectors 7"),
+    "policy's option": (
+        lambda model: None,
+        ("--policy-options", "pqcache:num_subvectors=7"),
+        "pqcache:num_subvectors=7",
+    ),
     "policy's transport": (
         lambda model: None,
         ("--transport", "grpc", "--policy", "quest"),

@@ -42,6 +42,8 @@ def test_every_option_of_a_process_is_one_of_serve() -> None:
     # how the processes reach each other is not the user's to say
     wired = {"listen", "arena_socket", "runtime", "max_restarts", "store", "store_timeout_s", "worker"}
     wired |= {"allow_remote", "json_events", "store_token", "store_token_file"}
+    # what only experiments set
+    wired |= {"granularity", "lease_seconds"}
     wired |= {"store_ca_file", "allow_plain_store", "store_ssl_keyfile", "store_ssl_certfile"}
     wired |= {"worker_ssl_keyfile", "worker_ssl_certfile", "worker_client_ca_file"}
     wired |= {"worker_ca_file", "worker_client_keyfile", "worker_client_certfile", "allow_plain_worker"}
@@ -56,14 +58,12 @@ def test_an_option_reaches_the_processes_that_take_it() -> None:
         *("--host", "::1", "--shutdown-timeout", "3", "--prefix-cache", "off", "--allow-open"),
         *("--max-concurrent", "7", "--max-body-bytes", "1M", "--request-timeout", "60", "--heartbeat", "5"),
         *("--allowed-origins", "https://a.example", "https://b.example", "--max-queue", "3"),
-        *("--pq-metric", "ip", "--lease-seconds", "9", "--calibration", "file", "--no-warmup"),
-        *("--warmup-policies", "full", "snapkv"),
+        *("--calibration", "file", "--no-warmup"),
     )
-    assert (store.arena_bytes, store.lease_seconds) == (2**30, 9.0)
+    assert store.arena_bytes == 2**30
     assert (worker.policy, worker.budget.share, worker.prefix_cache) == ("quest", 0.2, False)
-    assert (worker.max_queue, worker.pq_metric, worker.calibration) == (3, "ip", "file")
+    assert (worker.max_queue, worker.calibration) == (3, "file")
     assert (worker.no_warmup, gateway.no_warmup) == (True, True)
-    assert worker.warmup_policies == ("full", "snapkv")
     assert (worker.revision, gateway.revision) == ("main", "main")
     assert (worker.shutdown_timeout_s, gateway.shutdown_timeout_s) == (3.0, 3.0)
     assert (gateway.host, gateway.allow_open, gateway.max_concurrent) == ("::1", True, 7)
@@ -91,13 +91,12 @@ def test_what_nobody_names_is_left_to_the_processes() -> None:
 def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
     _, worker, gateway = processes(
         *("--max-num-batched-tokens", "512", "--gpu-memory-utilization", "0.8", "--seed", "4"),
-        *("--enforce-eager", "--tokenizer", "other/model", "--download-dir", "/models"),
+        *("--enforce-eager", "--tokenizer", "other/model"),
         *("--root-path", "/llm", "--uds", "/run/http.sock", "--served-model-name", "a", "b"),
         *("--kv-policy", "quest", "--kv-store-memory", "4GiB"),
     )
-    assert (worker.prefill_chunk, worker.gpu_memory_utilization, worker.seed) == (512, 0.8, 4)
+    assert (worker.prefill_chunk, worker.gpu_memory_limit, worker.seed) == (512, 0.8, 4)
     assert (worker.enforce_eager, worker.policy) == (True, "quest")
-    assert (worker.download_dir, gateway.download_dir) == ("/models", "/models")
     assert (gateway.tokenizer, gateway.root_path, gateway.uds) == (
         "other/model",
         "/llm",
@@ -112,7 +111,6 @@ def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
         (["--trust-remote-code"], "runs no code that a checkpoint brings"),
         (["--host", "0.0.0.0"], "--allow-open"),
         (["--arena-bytes", "5000"], "--slab-bytes"),
-        (["--gpu-memory-limit", "1G", "--gpu-memory-utilization", "0.5"], "keep one"),
         (["--policy", "bitkey"], "did you mean bitkeys?"),
         (["--policy", "nothing"], "--policy: unknown policy 'nothing'; choose one of auto, bitkeys, cam"),
         (["--policy-options", "pages:size=4"], "--policy-options: no policy 'pages' has options"),
@@ -136,8 +134,8 @@ def test_a_model_that_the_hub_does_not_give_is_told_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    check_hub_model(str(tmp_path), None, None)
+    check_hub_model(str(tmp_path), None)
     with pytest.raises(ModelNotFoundError, match="no model directory or GGUF file owner/name"):
-        check_hub_model("owner/name", None, str(tmp_path))
+        check_hub_model("owner/name", None)
     with pytest.raises(ModelNotFoundError, match="no model directory or GGUF file owner/na me"):
-        check_hub_model("owner/na me", None, str(tmp_path))
+        check_hub_model("owner/na me", None)

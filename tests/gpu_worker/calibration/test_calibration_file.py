@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def outliers(path: Path, share: float, full_layers: int = 0) -> frozenset[tuple[int, int]]:
-    (policy,) = read_calibration(str(path)).with_outliers([Chelsea()], share, full_layers)
+    policy = read_calibration(str(path)).with_outliers(Chelsea(), {"share": str(share)}, full_layers)
     assert policy.name == "chelsea+outliers"
     assert policy.num_kv_heads == NUM_KV_HEADS
     return policy.heads

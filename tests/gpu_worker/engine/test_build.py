@@ -36,9 +36,9 @@ MODEL = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pq_num_subvectors": 3}, "--pq-subvectors 3 .* 16"),
+        ({"policy_options": ("pqcache:num_subvectors=3",)}, "pqcache:num_subvectors=3 .* 16"),
         ({"policy": "nothing"}, "--policy: unknown policy 'nothing'; choose one of auto, "),
-        ({"gpu_memory_limit_bytes": 2**30}, "--gpu-memory-limit 1073741824 .* cpu"),
+        ({"gpu_memory_limit": 2**30}, "--gpu-memory-limit 1073741824 .* cpu"),
         ({"max_model_len": 129}, "--max-model-len 129 .* 128"),
         ({"policy": "chelsea+outliers"}, "unknown policy 'chelsea.outliers'"),
         ({"calibration": "/none"}, "--calibration /none cannot be read"),

@@ -16,13 +16,13 @@ from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.infllm.policy import InfLLM
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.pyramidkv.policy import PyramidKV
-from gpu_worker.policies.registry import CALIBRATED, registry
+from gpu_worker.policies.registry import OUTLIERS, registry
 from gpu_worker.policies.snapkv.policy import SnapKV
 
 
 def configured(calibration: Calibration | None = None, **options: object) -> dict:
-    config = WorkerConfig(model="m", listen="unix:/w", store="unix:/s", **options)  # type: ignore[arg-type]
+    path = calibration and calibration.path
+    config = WorkerConfig(model="m", listen="unix:/w", store="unix:/s", calibration=path, **options)  # type: ignore[arg-type]
     return configured_policies(config, calibration)
 
 
@@ -32,12 +32,10 @@ def test_defaults_are_the_papers() -> None:
 
 def test_options_reach_their_policies() -> None:
     policies = configured(
-        pq_num_subvectors=4,
-        pq_nbits=8,
-        pq_iterations=9,
-        pq_metric="ip",
-        clusterkv_tokens_per_cluster=40,
-        clusterkv_metric="l2",
+        policy_options=(
+            *("pqcache:num_subvectors=4", "num_bits=8", "max_iterations=9", "metric=ip"),
+            *("clusterkv:tokens_per_cluster=40", "metric=l2"),
+        )
     )
     assert policies["pqcache"] == PQCache(num_subvectors=4, num_bits=8, max_iterations=9, metric="ip")
     assert policies["clusterkv"] == ClusterKV(tokens_per_cluster=40, metric="l2")
@@ -48,10 +46,9 @@ def test_options_reach_their_policies() -> None:
 
 def test_any_hyper_parameter_can_be_set() -> None:
     words = ("pqcache:num_bits=5", "recent_ratio=0.25", "adakv:alpha=0.5", "infllm:per_head=on")
-    policies = configured(policy_options=words, pq_nbits=8, pq_num_subvectors=4)
-    # above the flags of single fields
-    assert policies["pqcache"] == PQCache(num_subvectors=4, num_bits=5, recent_ratio=0.25)
-    assert policies["pqcache+ip"] == PQCache(4, 5, recent_ratio=0.25, metric="ip", names_metric=True)
+    policies = configured(policy_options=words)
+    assert policies["pqcache"] == PQCache(num_bits=5, recent_ratio=0.25)
+    assert policies["pqcache+ip"] == PQCache(num_bits=5, recent_ratio=0.25, metric="ip", names_metric=True)
     assert policies["snapkv+adakv"] == AdaKV(SnapKV(), alpha=0.5)
     assert policies["infllm+sparse"] == InfLLM(per_head=True, sparse_prefill=True)
     with pytest.raises(
@@ -65,11 +62,10 @@ def test_any_hyper_parameter_can_be_set() -> None:
 def test_a_calibration_adds_outlier_heads_and_gives_the_skew() -> None:
     scores = torch.tensor([[0.1, 0.9], [0.2, 0.3], [0.8, 0.0]])
     calibration = Calibration("/file", "m", ModelFacts("llama", 3, 6, 2, 16, 48, 97), scores)
-    policies = configured(calibration, outlier_share=2 / 6, full_layers=1)
-    assert policies["chelsea+outliers"] == OutlierHeads(Chelsea(), frozenset({(1, 0)}), 2)
+    policies = configured(calibration, policy_options=("chelsea+outliers:share=0.34",), full_layers=1)
+    assert policies["chelsea+outliers"] == OutlierHeads(Chelsea(), frozenset({(1, 0)}), 2, 0.34)
     assert policies["infinigen"] == InfiniGen(skew_path="/file")
-    assert policies["pyramidkv+outliers"] == OutlierHeads(PyramidKV(), frozenset({(1, 0)}), 2)
-    assert set(policies) == {*registry(), *CALIBRATED}
+    assert set(policies) == {*registry(), OUTLIERS}
     policies = configured(
         calibration, policy_options=("chelsea:r_init=0.45", "alpha=0.05", "infinigen:ratio=0.4")
     )

@@ -42,7 +42,7 @@ def test_the_process_stays_under_its_limit() -> None:
                 store=store.target,
                 device="cuda:0",
                 max_num_seqs=4,
-                gpu_memory_limit_bytes=LIMIT,
+                gpu_memory_limit=LIMIT,
             )
             engine = build_engine(config, lambda *progress: None)
             try:

@@ -74,7 +74,7 @@ def test_who_waits_too_long_ends_and_is_released_once_the_store_answers(stage: S
     error = rig.records["recalls"].error
     assert isinstance(error, StoreUnavailable)
     assert not isinstance(error, StoreSilent)
-    assert "--store-patience" in str(error)
+    assert "did not answer for" in str(error)
     assert not rig.engine.has_work
     held = set(rig.store.rows)
     assert held == (set() if stage is Status.WAITING else {"recalls"})
@@ -126,7 +126,7 @@ def test_who_comes_later_waits_no_longer_although_the_room_of_others_is_not_free
     rig.submit(request("later", "pqcache", 0.3))
     rig.step()
     rig.engine.tend()
-    assert "--store-patience" in str(rig.records["later"].error)
+    assert "did not answer for" in str(rig.records["later"].error)
 
 
 def test_a_store_that_begins_a_sequence_and_does_not_say_so_is_asked_again() -> None:

@@ -39,7 +39,7 @@ def test_a_name_that_no_policy_has_is_refused_with_those_that_there_are() -> Non
         check_name(name)
     with pytest.raises(ValueError, match=r"'h2o\+outliers'; choose one of auto, bitkeys, cam, .*chelsea, "):
         check_name("h2o+outliers", calibrated=True)
-    for name in ("chelsea+outliers", "snapkv+outliers"):
+    for name in ("chelsea+outliers",):
         check_name(name, calibrated=True)
     with pytest.raises(ValueError, match="unknown policy"):
         check_name("chelsea+outliers")
