@@ -300,11 +300,11 @@ def check_graph(operation: Operation, place: int) -> None:
     with torch.cuda.graph(graph):
         found = operation.call("kernel", captured.arguments)
     # What the graph reads is written only now.
+    inputs = Placed(operation, one.draw(), device, False).views
     for _ in range(2):
-        for each in found:
-            if not operation.writes:
-                each.fill_(poison_of(each.dtype))
+        for each in found if not operation.writes else ():
+            each.fill_(poison_of(each.dtype))
         for name, view in captured.views.items():
-            view.copy_(Placed(operation, one.draw(), device, False).views[name])
+            view.copy_(inputs[name])
         graph.replay()
         assert all(same(each, of_call) for each, of_call in zip(found, wanted, strict=True))
