@@ -113,17 +113,21 @@ def decode_steps() -> str:
     return table((*headings, "`pqcache`, ms", "x dense"), rows)
 
 
-def throughput() -> str:
-    """README's table: tokens per second of decode steps."""
+def rival_steps() -> str:
+    """README's table: decode steps on the GPU that most have, beside the fastest rival measured on it."""
+    measured = results("vllm_decode_fp8_h100", "workloads")
+    vllm = {(row["context"], row["batch"]): row["decode_ms"] for row in measured}
     rows = (
         (
             f"{tokens(context)} x {batch}",
-            rate(of[DENSE]),
-            *(f"{rate(of[case])} ({ratio(of[case])} x)" for case in (FULL, PQCACHE)),
+            f"{rival:.2f}",
+            *(f"{(ms := of[case]['figures']['step_ms']['median']):.2f} ({rival / ms:.2f} x)" for case in of),
         )
-        for (context, batch), of in cases("decode_h200").items()
+        for (context, batch), of in cases("decode_h100").items()
+        for rival in (vllm[context, batch],)
     )
-    return table(("context x requests", "dense loop", "Carrel, `full`", "Carrel, `pqcache`"), rows)
+    carrel = ("Carrel bf16, `full`", "`pqcache`", "`bitkeys`, the default")
+    return table(("context x requests", "vLLM 0.24, fp8", *carrel), rows)
 
 
 def kernels() -> str:
@@ -158,9 +162,9 @@ def gateway() -> str:
     return table(("part", "processor time"), rows)
 
 
-def results(name: str) -> list[Row]:
+def results(name: str, key: str = "rows") -> list[Row]:
     """The rows of benchmarks/results/NAME.json."""
-    rows: list[Row] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    rows: list[Row] = json.loads((RESULTS / f"{name}.json").read_text())[key]
     return rows
 
 
@@ -179,10 +183,6 @@ def spread(times: Row, digits: int) -> str:
 
 def ratio(row: Row) -> str:
     return number(row["throughput_ratio"], 2)
-
-
-def rate(row: Row) -> str:
-    return f"{row['tokens_per_s']:,.0f}"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], texts: Iterable[int] = (0,)) -> str:
@@ -205,7 +205,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gateway-options": lambda: option_table(GatewayConfig, but=ServeOptions, also=("model",)),
     "worker-options": lambda: option_table(WorkerConfig, but=ServeOptions, also=("model",)),
     "store-options": lambda: option_table(StoreConfig, but=ServeOptions, also=("model",)),
-    "throughput": throughput,
+    "rival-steps": rival_steps,
     "decode": decode_steps,
     "kernels": kernels,
     "gateway": gateway,
