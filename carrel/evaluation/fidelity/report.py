@@ -16,7 +16,7 @@ from carrel.evaluation.scoring import Mean, bootstrap, paired
 
 FORMAT = 1
 # of the worker's, as they were given, if they were
-WORKER_OPTIONS = ("policy_options", "full_layers", "granularity", "outlier_share")
+WORKER_OPTIONS = ("policy_options", "full_layers", "granularity")
 # what every passage depends on
 SOURCE = ("model_sha256", "books_sha256", "seed", "num_forced", "num_generated", *WORKER_OPTIONS)
 
