@@ -21,6 +21,7 @@ PAGES = {
     "CONTRIBUTING.md": 0,
     "SECURITY.md": 0,
     "docs/architecture.md": 0,
+    "docs/benchmarks.md": 0,
     "docs/clients.md": 0,
     "docs/deployment.md": 0,
     "docs/evaluation.md": 0,
