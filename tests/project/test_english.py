@@ -20,7 +20,9 @@ MOST_WORDS = 25
 PAGES = {
     "CONTRIBUTING.md": 0,
     "SECURITY.md": 0,
+    "docs/api.md": 0,
     "docs/architecture.md": 0,
+    "docs/benchmarks.md": 0,
     "docs/clients.md": 0,
     "docs/deployment.md": 0,
     "docs/evaluation.md": 0,
