@@ -261,6 +261,7 @@ OPERATIONS = (
         writes=("logits",),
         strides={"logits": 1, "allowed": 1, "rows": 1},
         lanes=("rows", "allowed"),
+        poison=7.0,
         repeats=False,
         captured=True,
         cases=(
