@@ -87,6 +87,7 @@ class Operation:
     agree: in place of the tolerances.
     rounds_once: the kernel is the definition rounded once to its type. The reference, which may round every operation,
         is compared in float32.
+    poison: around floating-point inputs; another number than NaN where the kernel leaves NaN alone.
     repeats: a second call of the kernel returns the same bits.
     captured: a step launches it, so it runs in a CUDA graph.
     """
@@ -104,6 +105,7 @@ class Operation:
     rtol: float = 0.0
     agree: Agree | None = None
     rounds_once: bool = False
+    poison: float = math.nan
     repeats: bool = True
     captured: bool = False
 
@@ -140,26 +142,29 @@ def poison_of(dtype: torch.dtype) -> Any:
     return True if dtype is torch.bool else min(10**9, torch.iinfo(dtype).max)
 
 
-def placed(tensor: Tensor, strided: int, device: torch.device, turned: bool) -> tuple[Tensor, Tensor]:
+def placed(
+    tensor: Tensor, strided: int, device: torch.device, turned: bool, poison: float = math.nan
+) -> tuple[Tensor, Tensor]:
     """The tensor as a view of wider memory that holds poison everywhere else; and that memory."""
     if strided >= tensor.dim() > 1 and turned:
-        view, memory = placed(tensor.permute(*range(tensor.dim())[::-1]), strided, device, False)
+        view, memory = placed(tensor.permute(*range(tensor.dim())[::-1]), strided, device, False, poison)
         return view.permute(*range(tensor.dim())[::-1]), memory
     if not tensor.numel():
         # Memory of no size lies nowhere.
         return (empty := torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)), empty
     if strided and tensor.dim() == 1:
-        view, memory = placed(tensor[:, None], 1, device, False)
+        view, memory = placed(tensor[:, None], 1, device, False, poison)
         return view[:, 0], memory
+    filling = poison if tensor.is_floating_point() else poison_of(tensor.dtype)
     if strided == 0 or tensor.dim() == 0:
         shape = list(tensor.shape) or [1]
         begin, size = MARGIN, [shape[0] + 2 * MARGIN, *shape[1:]]
-        memory = torch.full(size, poison_of(tensor.dtype), dtype=tensor.dtype, device=device)
+        memory = torch.full(size, filling, dtype=tensor.dtype, device=device)
         view = memory[begin : begin + shape[0]].view(tensor.shape)
     else:
         last = min(strided, tensor.dim() - 1)
         size = [n + 3 if dim <= last else n for dim, n in enumerate(tensor.shape)]
-        memory = torch.full(size, poison_of(tensor.dtype), dtype=tensor.dtype, device=device)
+        memory = torch.full(size, filling, dtype=tensor.dtype, device=device)
         within = (
             slice(1 if dim < last else 0, n + (dim < last)) for dim, n in enumerate(tensor.shape[: last + 1])
         )
@@ -183,7 +188,8 @@ class Placed:
     def _place(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
             strided = self._operation.strides.get(name, 0)
-            view, self.memories[name] = placed(value, strided, self._device, self._turned)
+            poison = self._operation.poison
+            view, self.memories[name] = placed(value, strided, self._device, self._turned, poison)
             self.views[name] = view
             return view
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -263,6 +263,7 @@ OPERATIONS = (
         writes=("logits",),
         strides={"logits": 1, "allowed": 1, "rows": 1},
         lanes=("rows", "allowed"),
+        poison=7.0,
         repeats=False,
         captured=True,
         cases=(
