@@ -72,7 +72,7 @@ def _picture(sight: pb.Attention, layer: int | None, kv_head: int | None) -> dic
     is_dense = layer is not None and layer < sight.dense_layers
 
     def share(data: bytes) -> list[float]:
-        """Of each bucket's tokens; all where there is no data."""
+        """Return the share of each bucket's tokens; all where there is no data."""
         if is_dense or not data:
             return [1.0] * len(sizes)
         counts: npt.NDArray[Any] = np.frombuffer(data, "<u2").reshape(len(layers), sight.kv_heads, -1)

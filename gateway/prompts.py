@@ -35,7 +35,7 @@ def _messages_size(messages: Iterable[Message]) -> int:
 
 
 def _values_size(values: list[Any]) -> int:
-    """Of JSON values, counted until they are more than short."""
+    """Estimate the size of JSON values, counting only until they exceed the short size."""
     size, left = 0, list(values)
     while left and size <= SHORT_SIZE:
         size += RECORD_CHARS

@@ -171,7 +171,7 @@ class WorkerOptions(SelectionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """What only experiments set."""
+    """Options that only experiments set."""
 
     granularity: Literal["kv_head", "q_head"] = option(
         "kv_head",

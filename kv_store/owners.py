@@ -1,4 +1,4 @@
-"""Whose room is whose in the arena: who holds the most gives some up first."""
+"""Ownership of memory in the arena: the owner that holds the most is evicted first."""
 
 from __future__ import annotations
 

@@ -82,11 +82,6 @@ class SessionDirectory:
         """Slabs that pinned sessions hold."""
         return distinct(session.slabs for session in self._sessions.values() if self.is_pinned(session))
 
-    def has_pin(self, name: str) -> bool:
-        """Of an unknown one, False."""
-        session = self._sessions.get(name)
-        return session is not None and self.is_pinned(session)
-
     def hold(
         self,
         name: str,

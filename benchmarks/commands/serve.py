@@ -207,7 +207,7 @@ async def _warm_up(client: LoadClient, model: str, each: TrafficClass, asked: As
 
 
 def notes(rows: Sequence[ClassRow]) -> Iterable[str]:
-    """What failed, and what is not timed by tokens."""
+    """Count failures and answers that are not timed by tokens."""
     for row in rows:
         if row.num_failed:
             yield f"{row.traffic.name}: {row.num_failed} failed: {row.error}"

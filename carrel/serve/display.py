@@ -1,4 +1,4 @@
-"""What the user sees of the supervisor: lines, on a terminal one more of what happens now, or objects for programs."""
+"""The supervisor's output: lines, one changing line on a terminal, or JSON objects for programs."""
 
 from __future__ import annotations
 

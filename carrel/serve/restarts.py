@@ -74,7 +74,7 @@ class HangWatch:
 
     @property
     def has_hung(self) -> bool:
-        """Whether it has not answered for the whole time."""
+        """Return whether it has not answered for the whole time."""
         return self._timeout_s > 0 and time.monotonic() - self._answered_at > self._timeout_s
 
     def stop(self) -> None:

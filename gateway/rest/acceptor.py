@@ -162,7 +162,7 @@ def _leave_unopened(link: socket.socket, seat: Seat, opening: asyncio.Task[None]
 
 
 def _host(address: Any) -> bytes:
-    """Of a client; empty on a Unix socket."""
+    """Return a client's address; empty on a Unix socket."""
     match address:
         case (str(host), *_):
             return host.encode()

@@ -139,7 +139,7 @@ class ChatChoice(Body):
 
 
 class GenerationAnswer(Body):
-    """What chats and completions have in common."""
+    """Fields that chats and completions share."""
 
     id: str
     created: int

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shared:
-    """What all connections of a server have in common.
+    """State that all connections of a server share.
 
     header_timeout_s: how long a connection may be without a request.
     write_timeout_s: how long a client may take nothing of what is written to it.

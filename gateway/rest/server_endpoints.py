@@ -55,7 +55,7 @@ async def show_version() -> VersionAnswer:
 
 @router.get("/server_info")
 async def server_info(service: Service, config: Config) -> ServerInfoAnswer:
-    """What is served, on what, and within which limits."""
+    """The model that is served, its device, and its limits."""
     info = await service.status.info()
     limits = ServerLimits(
         max_concurrent=config.max_concurrent,

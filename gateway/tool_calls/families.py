@@ -95,7 +95,7 @@ class CallFormat:
 
 
 def _arguments(tool: Tool, is_free: bool) -> Mapping[str, Any]:
-    """What a call's arguments are held to. Raises InvalidRequest."""
+    """Return the schema that a call's arguments are held to. Raises InvalidRequest."""
     if is_free and not tool.strict:
         return ANY_OBJECT
     check_takes_object(tool)

@@ -15,7 +15,7 @@ from gpu_worker.layers.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What a layer is made of. Norms are modules of the checkpoint; None where the layer has none.
+    """The blocks of a layer. Norms are modules of the checkpoint; None where the layer has none.
 
     eps: of all its norms.
     input_norm, mlp_norm: before the attention's and the MLP's projections.

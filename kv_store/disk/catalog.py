@@ -35,7 +35,7 @@ class Catalog:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more column fits."""
+        """Return whether one more column fits."""
         return len(self._columns) < self._max_columns
 
     def fill(self, found: Sequence[Column]) -> None:

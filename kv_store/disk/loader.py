@@ -54,7 +54,7 @@ class ChainLoader:
         self._thread = start_thread(self._run, "disk-read")
 
     def must_wait(self, hashes: tuple[bytes, ...], owner: str, catalog: Catalog) -> bool:
-        """Whether more of this chain will be in the arena soon than is now; starts to read it where it is on the disk.
+        """Return whether more of this chain will be in the arena soon than is now; starts to read it from the disk.
         False once that has ended, or has taken too long. The caller holds the store's lock."""
         prefixes, now = self._state.prefixes, time.monotonic()
         catalog.touch(hashes)
@@ -127,7 +127,7 @@ class ChainLoader:
                 state.allocator.release(slabs)
 
     def _read(self, catalog: Catalog, name: bytes, slabs: npt.NDArray[np.int32]) -> bool:
-        """Whether the slabs hold now what was written. Raises OSError where the file may be as it was."""
+        """Return whether the slabs hold now what was written. Raises OSError where the file may be as it was."""
         try:
             if catalog.files.read_column(name, self._state.bytes_of(slabs)):
                 return True

@@ -201,7 +201,7 @@ class DiskTier:
     def _write_column(
         self, catalog: Catalog, hashes: tuple[bytes, ...], place: int, of_session: bool
     ) -> bool:
-        """Whether a column is on the disk now."""
+        """Return whether a column is on the disk now."""
         state, name = self._state, hashes[place]
         with state.lock:
             if name in catalog:

@@ -43,12 +43,12 @@ AVOIDED = re.compile(
 # First words that make a docstring a fragment, and how many docstrings of each folder may still begin so.
 FRAGMENTS = {"Of", "Who", "Whose", "What", "Those", "Whether", "So"}
 FRAGMENTS_LEFT = {
-    "benchmarks": 38,
-    "carrel": 64,
-    "gateway": 110,
-    "gpu_worker": 206,
-    "kv_store": 89,
-    "tests": 150,
+    "benchmarks": 37,
+    "carrel": 58,
+    "gateway": 93,
+    "gpu_worker": 190,
+    "kv_store": 53,
+    "tests": 146,
     "tools": 9,
 }
 

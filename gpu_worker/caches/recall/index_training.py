@@ -147,7 +147,7 @@ class IndexTraining:
         return True
 
     def trains_prompt_there(self, sequence: Sequence) -> bool:
-        """Whether the store trains an index of the sequence's prompt, in any layer."""
+        """Return whether the store trains an index of the sequence's prompt, in any layer."""
         if not sequence.plan.selects:
             return False
         job = prompt_job(sequence)

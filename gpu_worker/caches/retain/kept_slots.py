@@ -76,7 +76,7 @@ class KeptSlots:
         return self.lengths[rows.seats].long()
 
     def is_full(self, rows: LaneInputs) -> Tensor:
-        """Whether a head has no slot left: bool [B, L, H_kv]."""
+        """Return whether a head has no slot left: bool [B, L, H_kv]."""
         return self.lengths[rows.seats] >= self.limits[rows.seats]
 
     def take_in(self, rows: LaneInputs, slots: Tensor) -> Tensor:

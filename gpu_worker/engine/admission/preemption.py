@@ -1,4 +1,4 @@
-"""Who gives way where room runs out, and who waits for a store that is silent."""
+"""Preemption where memory runs out, and waiting for a store that is silent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Patience:
 
     @property
     def held(self) -> Collection[Sequence]:
-        """Who need not be tried now."""
+        """Return the sequences that need not be tried now."""
         silent = self._since.keys() if self._since and self._silent_seconds() else ()
         return {*silent, *filter(self.looks_later, self._looks_at)} if self._looks_at else silent
 

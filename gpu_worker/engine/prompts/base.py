@@ -81,7 +81,7 @@ class Prompt(ABC):
     @property
     @abstractmethod
     def is_copying(self) -> bool:
-        """Whether a finished layer is not known to be in the arena."""
+        """Return whether a finished layer is not known to be in the arena."""
 
     @abstractmethod
     def take_copied(self) -> None:

@@ -157,7 +157,7 @@ class ShortPass:
         return self._rows[: size * num_heads].view(*self._shape, size, -1)
 
     def _is_capturable(self) -> bool:
-        """Whether attention needs no number from the host that is another for every batch."""
+        """Return whether attention needs no number from the host that differs between batches."""
         config = self._decoder.config
         heads = torch.empty(
             BUCKETS[0],

@@ -25,7 +25,7 @@ from gpu_worker.store.offload import Offloader
 
 
 class End(NamedTuple):
-    """Of an answer; stop_token_id: with which it ends, if it does with one."""
+    """The end of an answer. stop_token_id: the token that ended it, if one did."""
 
     sequence: Sequence
     reason: FinishReason
@@ -164,7 +164,7 @@ def followers(decoding: Decoding, scheduler: Scheduler, has_arena: bool) -> list
 
 
 def _needs_no_host(sequence: Sequence, has_arena: bool) -> bool:
-    """Whether a step and its token follow from what the host knows before the token of the step before."""
+    """Return whether the host knows all that a step needs before the previous step's token."""
     request, sampler = sequence.request, sequence.sampler
     return (
         sampler.is_free
