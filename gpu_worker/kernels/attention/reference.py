@@ -103,7 +103,8 @@ def attend_blocks(
         table = block_tables[seat, :, : -(-length // BLOCK_SIZE)]
         rows = blocks.index_select(0, table.flatten()).view(1, num_kv_heads, -1, pool.shape[1])[:, :, :length]
         attended = F.scaled_dot_product_attention(
-            query[lane].view(1, num_kv_heads, -1, head_dim),
+            # CUDA's own kernels read whole vectors.
+            query[lane].contiguous().view(1, num_kv_heads, -1, head_dim),
             rows[..., :head_dim],
             rows[..., head_dim:],
             scale=scale,

@@ -240,9 +240,10 @@ def check_case(operation: Operation, place: int, device: torch.device) -> None:
         else:
             assert_near(found, expected, operation)
         given.assert_only_written()
-        # Also from memory in the other strides; one case of four shows it as well as all do.
+        # One case of four shows it as well as all do. In the same strides: for others Triton compiles another program,
+        # which may sum in another order.
         if name == "kernel" and operation.repeats and place % 4 == 0:
-            again = operation.call(name, Placed(operation, one.draw(), device, place % 2 == 0).arguments)
+            again = operation.call(name, Placed(operation, one.draw(), device, turned=False).arguments)
             assert all(same(first, second) for first, second in zip(found, again, strict=True))
     if operation.rounds_once:
         plain = operation.call("reference", Placed(operation, one.draw(), device, False).arguments)
