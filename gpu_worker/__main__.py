@@ -66,8 +66,8 @@ def _build(
     # imported late: --help and a missing store are quick to report
     import torch
 
-    from gpu_worker.engine.build import build_engine
-    from gpu_worker.engine.warm.warmup import WarmUp
+    from gpu_worker.startup.build import build_engine
+    from gpu_worker.startup.warm.warmup import WarmUp
 
     torch.set_num_threads(config.threads or available_cores())
     engine = build_engine(config, events.progress, traces)

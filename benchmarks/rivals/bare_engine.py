@@ -18,15 +18,15 @@ from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store
 from gpu_worker.caches import HotCacheSize, LayerMap
-from gpu_worker.engine.assemble import EngineOptions, arena_layout, assemble
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prompts.in_progress import MakePrefill
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.registry import option_names, registry
 from gpu_worker.records import Budget, GenerationRequest, IndexDevice, SamplingParams
+from gpu_worker.runner.prompts.in_progress import MakePrefill
+from gpu_worker.startup.assemble import EngineOptions, arena_layout, assemble
 from kv_store.client import StoreClient
 
 PREFILL_CHUNK = 8192

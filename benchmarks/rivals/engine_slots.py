@@ -9,15 +9,15 @@ import torch
 
 from benchmarks.errors import NotMeasurable
 from gpu_worker.caches.layer_map import LayerMap
-from gpu_worker.engine.assemble import cache_shape
-from gpu_worker.engine.memory import MemoryPlan
-from gpu_worker.engine.workload import Workload
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget, IndexDevice
+from gpu_worker.startup.assemble import cache_shape
+from gpu_worker.startup.memory import MemoryPlan
+from gpu_worker.startup.workload import Workload
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import block_bytes, blocks_of_heads, num_blocks
 

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from gpu_worker.engine.prompts.layered import Prefill
+from gpu_worker.runner.prompts.layered import Prefill
 
 
 class SyntheticPrefill(Prefill):

@@ -91,7 +91,7 @@ def check_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> t
     """Programs with the options of the three processes that end with 2, and a reason, where those would."""
     checks = {
         "kv_store.check": store_spec(texts, endpoints),
-        "gpu_worker.engine": worker_spec(model, texts, endpoints),
+        "gpu_worker.startup": worker_spec(model, texts, endpoints),
         "gateway.check": gateway_spec(model, texts, endpoints),
     }
     return tuple(

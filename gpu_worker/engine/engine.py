@@ -11,16 +11,9 @@ from gpu_worker.device import Mark
 from gpu_worker.engine.admission.admission import Admission, Intake
 from gpu_worker.engine.admission.preemption import PATIENCE_SECONDS, Patience, Preemption, StoreCare
 from gpu_worker.engine.gauges import Gauges
-from gpu_worker.engine.indexing import Indexing
+from gpu_worker.engine.outbox import Outbox
 from gpu_worker.engine.pace import Pace, PromptSeconds, Span
-from gpu_worker.engine.prompts.in_progress import AnyPass, MakePrefill, Prefills
-from gpu_worker.engine.prompts.layered import Prefill
-from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
-from gpu_worker.engine.steps.decode import DecodeStep
-from gpu_worker.engine.steps.drawing import FirstTokens
-from gpu_worker.engine.steps.outbox import Outbox
-from gpu_worker.engine.steps.step_queue import Decoding, End, StepQueue
 from gpu_worker.errors import (
     CapacityError,
     InvalidLogits,
@@ -40,6 +33,13 @@ from gpu_worker.records import (
     GenerationRequest,
     TokenEvent,
 )
+from gpu_worker.runner.indexing import Indexing
+from gpu_worker.runner.prompts.in_progress import AnyPass, MakePrefill, Prefills
+from gpu_worker.runner.prompts.layered import Prefill
+from gpu_worker.runner.prompts.prompt_memory import PromptRoom
+from gpu_worker.runner.steps.decode import DecodeStep
+from gpu_worker.runner.steps.drawing import FirstTokens
+from gpu_worker.runner.steps.step_queue import Decoding, End, StepQueue
 from gpu_worker.sampling import Sampler
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import SlotPool

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.engine.admission.preemption import Preemption
-from gpu_worker.engine.prompts.in_progress import Prefills
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.records import EngineStats
+from gpu_worker.runner.prompts.in_progress import Prefills
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader

@@ -8,9 +8,9 @@ from statistics import median
 from typing import NamedTuple
 
 from gpu_worker.device import Mark
-from gpu_worker.engine.prompts.base import WorkKind, prompt_work
-from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.models import ModelConfig
+from gpu_worker.runner.prompts.base import WorkKind, prompt_work
+from gpu_worker.runner.prompts.prompt_memory import PromptRoom
 from gpu_worker.state.sequence import Sequence, Status
 
 # Between the tokens of a stream, where no target is given: the larger of this and so many decode steps.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 
-from gpu_worker.engine.prompts.prompt_memory import PromptRoom
+from gpu_worker.runner.prompts.prompt_memory import PromptRoom
 from gpu_worker.state.sequence import Sequence, Status
 
 STRETCH = 4.0

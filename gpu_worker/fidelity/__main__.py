@@ -17,10 +17,10 @@ from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
 from gpu_worker.__main__ import EXIT_UNUSABLE, available_cores
 from gpu_worker.config import parse_arguments
-from gpu_worker.engine.build import build_engine
 from gpu_worker.errors import ModelError, StoreUnavailable
 from gpu_worker.fidelity import Fidelity, read_job
 from gpu_worker.service.store_wait import wait_for_store
+from gpu_worker.startup.build import build_engine
 
 
 def main(argv: Sequence[str]) -> int:

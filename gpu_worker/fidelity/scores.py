@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.engine.steps.decode import StepResult
+from gpu_worker.runner.steps.decode import StepResult
 
 # What is kept of a forced token.
 NLL, KL, SAME = range(3)

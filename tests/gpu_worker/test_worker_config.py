@@ -142,7 +142,7 @@ def test_a_record_is_made_and_an_engine_built_without_the_libraries_that_read_op
     script = (
         "import sys\n"
         "sys.modules['pydantic'] = sys.modules['pydantic_settings'] = None\n"
-        "import benchmarks.rivals.carrel_decode, benchmarks.rivals.carrel_prefill, gpu_worker.engine.build\n"
+        "import benchmarks.rivals.carrel_decode, benchmarks.rivals.carrel_prefill, gpu_worker.startup.build\n"
         "import benchmarks.commands.decode, gpu_worker.calibration.__main__, kv_store.config\n"
         "print(gpu_worker.config.WorkerConfig(model='m', listen='unix:/w', store='unix:/s').prefill_chunk)"
     )

@@ -15,14 +15,14 @@ from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.config import WorkerConfig
-from gpu_worker.engine import memory
-from gpu_worker.engine.workload import Workload
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.loader import read_config
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import IndexDevice
 from gpu_worker.row_format import row_format
+from gpu_worker.startup import memory
+from gpu_worker.startup.workload import Workload
 from kv_store.client import RowFormat
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"

@@ -122,7 +122,7 @@ def broken_imports(rule: Rule, source: str, package: str) -> list[str]:
 
 
 def room_of(module: str) -> str:
-    """The room of a dotted name: `engine` of `gpu_worker.engine.build`; "" of the package itself."""
+    """The room of a dotted name: `engine` of `gpu_worker.startup.build`; "" of the package itself."""
     _, *parts = module.split(".")
     return "__main__" if "__main__" in parts else "".join(parts[:1])
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 
 from carrel.process.histogram import Histogram
 from gpu_worker.caches import CacheSet
-from gpu_worker.engine.indexing import Indexing
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.errors import ArenaFull, CapacityError, StoreUnavailable, WorkerError
+from gpu_worker.runner.indexing import Indexing
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.store.kv_meter import Fallback
 from gpu_worker.store.offload import Offloader

@@ -13,7 +13,6 @@ from carrel.commands import calibrate
 from carrel.errors import ChildError
 from carrel.serve.model import BUNDLED
 from gpu_worker.config import WorkerConfig
-from gpu_worker.engine.build import build_engine
 from gpu_worker.records import (
     Budget,
     CompleteEvent,
@@ -22,6 +21,7 @@ from gpu_worker.records import (
     GenerationRequest,
     SamplingParams,
 )
+from gpu_worker.startup.build import build_engine
 from kv_store.local import LocalStore
 
 needs_model = pytest.mark.skipif(

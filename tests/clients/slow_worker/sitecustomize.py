@@ -7,8 +7,8 @@ if "gpu_worker" in sys.orig_argv:
     import time
     from typing import Any
 
-    from gpu_worker.engine import assemble
-    from gpu_worker.engine.steps.decode import DecodeStep
+    from gpu_worker.runner.steps.decode import DecodeStep
+    from gpu_worker.startup import assemble
 
     make_usual, run_step = assemble.usual_prefill, DecodeStep.run
 

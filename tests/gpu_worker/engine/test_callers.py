@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from engine_rig import Rig, request, tokens_alone
 
-from gpu_worker.engine.prompts.layered import Prefill
 from gpu_worker.errors import WorkerError
 from gpu_worker.records import GenerationRequest
+from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.state.sequence import Sequence
 
 STRETCH = 4.0

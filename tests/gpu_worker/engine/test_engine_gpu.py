@@ -15,10 +15,7 @@ from engine_rig import Record
 from torch import Tensor
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.assemble import EngineOptions, assemble
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.steps import attention_views
-from gpu_worker.engine.steps.decode import StepResult
 from gpu_worker.kernels.attention import Rest
 from gpu_worker.models import load_model
 from gpu_worker.policies.bitkeys.policy import BitIndex, BitKeys
@@ -27,6 +24,9 @@ from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import AttentionEvent, Budget, GenerationRequest, IndexDevice, SamplingParams
+from gpu_worker.runner.steps import attention_views
+from gpu_worker.runner.steps.decode import StepResult
+from gpu_worker.startup.assemble import EngineOptions, assemble
 from gpu_worker.state.sequence import Status
 from gpu_worker.state.slot_pool import physical_slots
 from kv_store.client import Layout, StoreClient

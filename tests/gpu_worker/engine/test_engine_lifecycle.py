@@ -29,9 +29,6 @@ from waiting import PATIENCE
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.index_training import index_bytes
-from gpu_worker.engine.assemble import cache_shape
-from gpu_worker.engine.prompts.layered import Prefill
-from gpu_worker.engine.steps.decode import StepResult
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError, WorkerError
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
@@ -50,8 +47,11 @@ from gpu_worker.records import (
     SamplingParams,
     TokenEvent,
 )
+from gpu_worker.runner.prompts.layered import Prefill
+from gpu_worker.runner.steps.decode import StepResult
 from gpu_worker.sampling import Sampler
 from gpu_worker.service.engine_thread import EngineThread
+from gpu_worker.startup.assemble import cache_shape
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import BLOCK_SIZE, physical_slots
 from kv_store.client import StoreUnreachable

@@ -8,10 +8,10 @@ import pytest
 import torch
 from engine_rig import Record, Rig, random_prompt, request
 
-from gpu_worker.engine.steps.decode import StepResult
-from gpu_worker.engine.steps.drawing import FirstTokens
-from gpu_worker.engine.steps.outbox import Outbox
+from gpu_worker.engine.outbox import Outbox
 from gpu_worker.records import GenerationRequest, ProgressEvent
+from gpu_worker.runner.steps.decode import StepResult
+from gpu_worker.runner.steps.drawing import FirstTokens
 from gpu_worker.state.sequence import Sequence, Status
 
 

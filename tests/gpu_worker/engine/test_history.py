@@ -16,14 +16,14 @@ from offload_rig import attached
 from waiting import wait_until
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.prompts.layered import Prefill
-from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.errors import WorkerError
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import CompleteEvent, ErrorEvent, FinishReason, GenerationRequest
+from gpu_worker.runner.prompts.layered import Prefill
+from gpu_worker.runner.steps.decode import DecodeStep
 from kv_store.local import LocalStore
 
 TRANSPORTS = ("zero_copy", "shm", "grpc")

@@ -9,7 +9,7 @@ from engine_rig import make_model
 
 from gpu_worker.device import Mark
 from gpu_worker.engine.pace import ITL_SECONDS, ITL_STEPS, Pace, Span
-from gpu_worker.engine.prompts.base import WorkKind, layer_work
+from gpu_worker.runner.prompts.base import WorkKind, layer_work
 
 
 @dataclass

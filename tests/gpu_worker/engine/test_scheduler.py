@@ -8,9 +8,9 @@ from typing import cast
 import pytest
 from engine_rig import request
 
-from gpu_worker.engine.prompts.prompt_memory import PromptRoom
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.policies.full.policy import Full
+from gpu_worker.runner.prompts.prompt_memory import PromptRoom
 from gpu_worker.sampling import SamplerState
 from gpu_worker.state.account import Clock
 from gpu_worker.state.sequence import Sequence, Status

@@ -15,8 +15,8 @@ from tiny_models import CONFIGS, VOCAB_SIZE, save_model
 from waiting import wait_until
 
 from gpu_worker.config import WorkerConfig
-from gpu_worker.engine.build import build_engine
 from gpu_worker.records import Budget, CompleteEvent, Event, GenerationRequest, SamplingParams, TokenEvent
+from gpu_worker.startup.build import build_engine
 from kv_store.local import LocalStore
 
 PROMPT = tuple(torch.randint(3, VOCAB_SIZE, (200,), generator=torch.Generator().manual_seed(0)).tolist())

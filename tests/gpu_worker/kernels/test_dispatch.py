@@ -61,7 +61,7 @@ def test_importing_every_op_loads_no_triton() -> None:
         "import pkgutil, importlib, sys, gpu_worker\n"
         "for room in pkgutil.walk_packages(gpu_worker.__path__, 'gpu_worker.'):\n"
         "    if room.ispkg: importlib.import_module(room.name)\n"
-        "import gpu_worker.engine.build\n"
+        "import gpu_worker.startup.build\n"
         "print(any(name.startswith('gpu_worker') and name.endswith('kernel') for name in sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

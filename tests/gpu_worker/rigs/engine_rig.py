@@ -13,11 +13,7 @@ from strict_store import StrictStore
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.engine.admission.admission import FEW_TOKENS
-from gpu_worker.engine.assemble import EngineOptions, MakeCache, MakeDecode, assemble
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.prompts.in_progress import MakePrefill
-from gpu_worker.engine.prompts.layered import Prefill
-from gpu_worker.engine.steps.decode import DecodeStep
 from gpu_worker.layers import LayerSpec, RopeSpec
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.shape import Shape
@@ -52,6 +48,10 @@ from gpu_worker.records import (
     TokenEvent,
     Usage,
 )
+from gpu_worker.runner.prompts.in_progress import MakePrefill
+from gpu_worker.runner.prompts.layered import Prefill
+from gpu_worker.runner.steps.decode import DecodeStep
+from gpu_worker.startup.assemble import EngineOptions, MakeCache, MakeDecode, assemble
 from gpu_worker.state.sequence import Sequence, Status
 from gpu_worker.state.slot_pool import block_bytes
 from kv_store.client import Layout, RowFormat, StoreClient

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.engine.prompts.layered import Prefill
-from gpu_worker.engine.steps.decode import DecodeStep, StepResult
+from gpu_worker.runner.prompts.layered import Prefill
+from gpu_worker.runner.steps.decode import DecodeStep, StepResult
 from kv_store.client import IndexSegment, StoreClient, StoreError, StoreFull
 from kv_store.disk.folder import TierFolder, take_folder
 

@@ -39,8 +39,8 @@ def fake_module(name, **attributes):
 
 
 fake_module("torch", set_num_threads=lambda count: None)
-fake_module("gpu_worker.engine.build", build_engine=build_engine)
-fake_module("gpu_worker.engine.warm.warmup", WarmUp=WarmUp)
+fake_module("gpu_worker.startup.build", build_engine=build_engine)
+fake_module("gpu_worker.startup.warm.warmup", WarmUp=WarmUp)
 
 if __name__ == "__main__":
     from gpu_worker.__main__ import main

@@ -1,0 +1,1 @@
+"""What one rank executes: model, slots, caches, graphs and transfers. It decides nothing: the engine does."""

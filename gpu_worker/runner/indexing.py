@@ -1,0 +1,109 @@
+"""Sequences whose indexes are still being trained: of their prompt, or of tokens that leave their window."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from gpu_worker.caches import RecallCache
+from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, run_each
+from gpu_worker.runner.prompts.base import Prompt
+from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.store.kv_meter import Stall
+from gpu_worker.store.offload import Offloader
+from gpu_worker.store.trainings import TrainedLayer
+
+# How long an otherwise idle step waits for an index before it looks for other work again.
+POLL_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Sequences whose indexes are all loaded now; those for an index of which the arena has no room, which are kept;
+    and those of which one failed."""
+
+    ready: list[Sequence] = field(default_factory=list)
+    short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
+    failed: list[tuple[Sequence, WorkerError]] = field(default_factory=list)
+
+
+class Indexing:
+    """Loads indexes as they become ready, layer by layer."""
+
+    def __init__(self, recall: RecallCache, offloader: Offloader) -> None:
+        self._recall = recall
+        self._offloader = offloader
+        self._trained: dict[Sequence, deque[TrainedLayer]] = {}
+        # When those came that have to wait.
+        self._since: dict[Sequence, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._trained)
+
+    @property
+    def sequences(self) -> Collection[Sequence]:
+        return self._trained.keys()
+
+    def take_early(self, prompts: Iterable[Prompt]) -> Taken:
+        """Load the ready indexes of prompts that are being computed: the first of their `trained`, removed there. None
+        of them is ready to decode; of those that are short of room `ask_again_for`."""
+        taken = Taken()
+        trained = {prompt.sequence: prompt.trained for prompt in prompts}
+        run_each(
+            trained, lambda sequence: self._take_ready(sequence, trained[sequence]), taken.failed, taken.short
+        )
+        return taken
+
+    def _take_ready(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
+        while trained and self._recall.load(sequence, trained[0], 0.0):
+            trained.popleft()
+
+    def add(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
+        """Add a sequence with the indexes that it still needs before it decodes; maybe none."""
+        sequence.status = Status.INDEXING
+        self._trained[sequence] = trained
+        if trained:
+            self._since[sequence] = time.monotonic()
+
+    def remove(self, sequence: Sequence) -> deque[TrainedLayer]:
+        """Forget a sequence; returns the indexes that it still needed, of an unknown one none."""
+        self._since.pop(sequence, None)
+        return self._trained.pop(sequence, deque())
+
+    def ask_again(self, short: list[tuple[Sequence, ArenaFull]]) -> None:
+        """Have those indexes trained again that failed, of sequences that are still here."""
+        for sequence, _ in short:
+            if (trained := self._trained.get(sequence)) is not None:
+                self.ask_again_for(sequence, trained)
+
+    def ask_again_for(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
+        """Have those of a sequence's indexes trained again that failed."""
+        for place, layer in enumerate(trained):
+            if layer.has_failed:
+                trained[place] = self._offloader.trainings.build(sequence, layer.layer, layer.job)
+
+    def take(self, wait: bool) -> Taken:
+        """Load what is ready; of those that are short of room `ask_again`. Who needs a store that is silent stays."""
+        taken = Taken()
+        for sequence, trained in self._trained.items():
+            try:
+                if wait and trained and self._recall.load(sequence, trained[0], POLL_SECONDS):
+                    trained.popleft()
+                self._take_ready(sequence, trained)
+            except ArenaFull as error:
+                taken.short.append((sequence, error))
+                continue
+            except StoreSilent:
+                continue
+            except WorkerError as error:
+                taken.failed.append((sequence, error))
+                continue
+            if not trained:
+                taken.ready.append(sequence)
+        for sequence in [*taken.ready, *(sequence for sequence, _ in taken.failed)]:
+            del self._trained[sequence]
+            if (since := self._since.pop(sequence, None)) is not None:
+                self._offloader.meter.stalls[Stall.INDEX].observe(time.monotonic() - since)
+        return taken
