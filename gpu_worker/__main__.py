@@ -70,12 +70,13 @@ def _build(
     from gpu_worker.startup.warm.warmup import WarmUp
 
     torch.set_num_threads(config.threads or available_cores())
-    engine = build_engine(config, events.progress, traces)
-    sessions, grammars = engine.offloader.sessions, Grammars(engine.info.model, engine.info.eos_token_ids)
+    worker = build_engine(config, events.progress, traces)
+    engine, sessions = worker.engine, worker.runner.offloader.sessions
+    grammars = Grammars(engine.info.model, engine.info.eos_token_ids)
     if config.no_warmup:
         return engine, sessions, grammars, None
     warm_up = WarmUp(
-        engine, config.prefill_chunk, partial(events.progress, "warm up"), policies=config.allowed_policies
+        worker, config.prefill_chunk, partial(events.progress, "warm up"), policies=config.allowed_policies
     )
 
     def prepare(is_stopped: Callable[[], bool]) -> None:

@@ -18,7 +18,6 @@ from benchmarks.rivals.engine_slots import House
 from benchmarks.shapes import ModelShape
 from benchmarks.store_child import running_store
 from gpu_worker.caches import HotCacheSize, LayerMap
-from gpu_worker.engine.engine import Engine
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.policies.base import Family, Policy
@@ -26,7 +25,7 @@ from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.registry import option_names, registry
 from gpu_worker.records import Budget, GenerationRequest, IndexDevice, SamplingParams
 from gpu_worker.runner.prompts.in_progress import MakePrefill
-from gpu_worker.startup.assemble import EngineOptions, arena_layout, assemble
+from gpu_worker.startup.assemble import Assembled, EngineOptions, arena_layout, assemble
 from kv_store.client import StoreClient
 
 PREFILL_CHUNK = 8192
@@ -81,7 +80,7 @@ def running_engine(
     index_device: IndexDevice,
     stores_rows: bool = True,
     num_trainers: int = 1,
-) -> Iterator[Engine]:
+) -> Iterator[Assembled]:
     """An engine for this house, and a store with room for the rows and indexes of every sequence.
 
     policies: by name, the house's among them. limit: bytes of device memory. stores_rows: False leaves sequences that
@@ -105,11 +104,11 @@ def running_engine(
     slabs = -(-int(1.1 * stored) // (2 << 20)) + 8 * layout.num_layers * batch
     with running_store(slabs * (2 << 20), num_trainers) as target:
         client = StoreClient.connect(target, layout, worker_id="benchmark")
-        engine = assemble(model, client, options, make_prefill)
+        worker = assemble(model, client, options, make_prefill)
         # Registering memory with CUDA holds up the launches of whoever is measured.
-        while not engine.offloader.is_settled:
+        while not worker.runner.offloader.is_settled:
             time.sleep(SETTLE_SECONDS)
         try:
-            yield engine
+            yield worker
         finally:
-            engine.close()
+            worker.engine.close()

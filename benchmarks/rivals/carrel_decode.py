@@ -25,12 +25,13 @@ from benchmarks.rivals.replayed import Replayed
 from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times, write_trace
-from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.request import Status
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import ErrorEvent, Event, IndexDevice
 from gpu_worker.row_format import row_format
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.startup.assemble import Assembled
+from gpu_worker.state.sequence import Sequence
 
 # A policy that compresses again more rarely than this is not waited for: spread over so many steps it costs nothing.
 LONGEST_INTERVAL = 512
@@ -69,8 +70,9 @@ class CarrelDecode:
             limit=case.gpu_memory_limit,
             index_device=IndexDevice.GPU,
             stores_rows=case.gpu_memory_limit is not None,
-        ) as engine:
-            running = self._fill(engine, case, capacity - case.context)
+        ) as worker:
+            engine = worker.engine
+            running = self._fill(worker, case, capacity - case.context)
             before = replayed.prepare(running) if replayed else None
             for index in range(num_warm):
                 if before:
@@ -86,7 +88,7 @@ class CarrelDecode:
             kernels = kernel_times(engine.step, self._device)
             if case.profile is not None:
                 write_trace(engine.step, self._device, Path(case.profile) / f"{case}.json")
-            assert all(one.status is Status.DECODE for one in running), (
+            assert len(engine.scheduler.with_status(Status.DECODE)) == case.batch, (
                 "a sequence ended before the last step"
             )
             usage = running[0].usage()
@@ -103,7 +105,7 @@ class CarrelDecode:
                 mean_ms=sum(times) / len(times) if interval > 1 else None,
             )
 
-    def _fill(self, engine: Engine, case: DecodeCase, num_tokens: int) -> list[Sequence]:
+    def _fill(self, worker: Assembled, case: DecodeCase, num_tokens: int) -> list[Sequence]:
         """Have every sequence decode. Raises NotMeasurable when one is refused, or has no room beside the others."""
         failures: list[Exception] = []
 
@@ -114,14 +116,14 @@ class CarrelDecode:
         rng = random.Random(0)
         for number in range(case.batch):
             prompt = tuple(rng.randrange(self._shape.vocab_size) for _ in range(case.context))
-            engine.submit(request_of(case, number, prompt, num_tokens), note)
-        while len(running := engine.scheduler.with_status(Status.DECODE)) < case.batch:
-            is_working = engine.step()
+            worker.engine.submit(request_of(case, number, prompt, num_tokens), note)
+        while len(running := worker.engine.scheduler.with_status(Status.DECODE)) < case.batch:
+            is_working = worker.engine.step()
             if failures:
                 raise NotMeasurable(str(failures[0]))
             if not is_working:
                 raise NotMeasurable(f"{case.batch} sequences do not fit side by side")
-        return running
+        return [worker.runner.sequences[one.request_id] for one in running]
 
 
 def _interval(policy: Policy, case: DecodeCase) -> int:

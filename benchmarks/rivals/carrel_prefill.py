@@ -62,9 +62,9 @@ class CarrelPrefill:
             limit=case.gpu_memory_limit,
             index_device=self._index_device,
             num_trainers=max(1, len(os.sched_getaffinity(0)) - 2),
-        ) as engine:
-            self._answer(engine, _warm_up(case), 0)
-            times = [self._answer(engine, case, number) for number in range(1, case.repeats + 1)]
+        ) as worker:
+            self._answer(worker.engine, _warm_up(case), 0)
+            times = [self._answer(worker.engine, case, number) for number in range(1, case.repeats + 1)]
             first, second = (Spread.of(each) for each in zip(*times, strict=True))
             return PrefillFigures(first, second, peak_bytes(self._device))
 

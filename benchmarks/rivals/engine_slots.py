@@ -15,9 +15,9 @@ from gpu_worker.models import LoadedModel
 from gpu_worker.policies.base import CacheShape, Family, Plan, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget, IndexDevice
+from gpu_worker.runner.workload import Workload
 from gpu_worker.startup.assemble import cache_shape
 from gpu_worker.startup.memory import MemoryPlan
-from gpu_worker.startup.workload import Workload
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import block_bytes, blocks_of_heads, num_blocks
 

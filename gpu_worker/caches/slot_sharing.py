@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool, num_blocks
 
 
@@ -60,8 +60,7 @@ class SlotSharing:
                 self._recall.grow(sequence, target)
 
     def _may_resize(self, sequence: Sequence) -> bool:
-        is_prefilled = sequence.status in (Status.INDEXING, Status.DECODE)
-        return is_prefilled and self._recall.may_resize(sequence)
+        return sequence.is_prefilled and self._recall.may_resize(sequence)
 
     def _spare_blocks(self, sequence: Sequence) -> int:
         """Blocks that the sequence can do without, in all its layers."""

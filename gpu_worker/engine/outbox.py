@@ -1,32 +1,33 @@
-"""Events for requests, told while the device works."""
+"""Events for requests, emitted while the device works."""
 
 from __future__ import annotations
 
 from collections import deque
 
-import torch
-
+from gpu_worker.engine.request import Request
 from gpu_worker.records import Event
-from gpu_worker.state.sequence import Sequence
 
 
 class Outbox:
-    """Between two decode steps the device has nothing to do, and telling a batch's tokens takes the host about as long
-    as queueing a step. So a step's tokens are told once the next one is queued. A CPU is host and device in one:
-    there nothing is held back."""
+    """Holds events back until the device has work again.
 
-    def __init__(self, device: torch.device) -> None:
-        self._holds = device.type != "cpu"
-        self._held = deque[tuple[Sequence, Event]]()
+    Between two decode steps a GPU has nothing to do, and emitting a batch's tokens takes the host about as long as
+    queueing a step. So a step's tokens are emitted once the next one is queued.
+    """
 
-    def put(self, sequence: Sequence, event: Event) -> None:
+    def __init__(self, holds: bool) -> None:
+        """holds: False on a CPU, which is host and device in one: there each event is emitted at once."""
+        self._holds = holds
+        self._held = deque[tuple[Request, Event]]()
+
+    def put(self, request: Request, event: Event) -> None:
         if self._holds:
-            self._held.append((sequence, event))
+            self._held.append((request, event))
         else:
-            sequence.sink(event)
+            request.sink(event)
 
-    def tell(self) -> None:
-        """All that is held back, in its order."""
+    def emit(self) -> None:
+        """Emit everything that is held back, in its order."""
         while self._held:
-            sequence, event = self._held.popleft()
-            sequence.sink(event)
+            request, event = self._held.popleft()
+            request.sink(event)

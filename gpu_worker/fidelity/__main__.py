@@ -34,12 +34,12 @@ def main(argv: Sequence[str]) -> int:
         job = read_job(own.job)
         wait_for_store(config.store, config.store_timeout_s, config.store_token, config.store_root)
         torch.set_num_threads(config.threads or available_cores())
-        engine = build_engine(config, events.progress)
+        worker = build_engine(config, events.progress)
     except (OptionError, ModelError, StoreUnavailable) as error:
         print(f"gpu_worker: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_UNUSABLE
     total, done = len(job.documents) * (1 + len(job.settings)), 0
-    fidelity = Fidelity(engine, job, lambda: time.monotonic() - begun > own.limit_seconds)
+    fidelity = Fidelity(worker, job, lambda: time.monotonic() - begun > own.limit_seconds)
     try:
         with own.out.open("w") as out:
             for found in fidelity.run():
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
                 done += len(found)
                 events.progress(f"{found[0].policy}", done, total)
     finally:
-        engine.close()
+        worker.engine.close()
     return 0
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import WorkerError
 from gpu_worker.fidelity.errors import OutputErrors
 from gpu_worker.fidelity.job import FULL, Job, Setting
@@ -21,8 +20,9 @@ from gpu_worker.records import (
     TokenEvent,
     Usage,
 )
+from gpu_worker.startup.assemble import Assembled
 
-TEND_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 DENSE = Setting(FULL, Budget(share=1.0))
 
 
@@ -79,15 +79,15 @@ class _Answer:
 class Fidelity:
     """Measures a job with an engine that nobody else drives."""
 
-    def __init__(self, engine: Engine, job: Job, is_over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, worker: Assembled, job: Job, is_over: Callable[[], bool] = lambda: False) -> None:
         """is_over: asked before every group of documents, and of settings; nothing more is measured then."""
-        self._engine = engine
+        self._engine, self._runner = worker.engine, worker.runner
         self._job = job
         self._is_over = is_over
         self._num_requests = 0
         self._errors = OutputErrors()
-        engine.caches.recall.probe.watch = self._errors.note
-        self._tended_at = time.monotonic()
+        worker.runner.caches.recall.probe.watch = self._errors.note
+        self._checked_at = time.monotonic()
 
     def run(self) -> Iterator[list[Measured]]:
         """What was measured of some documents, under dense attention first, then under a setting at a time."""
@@ -104,9 +104,9 @@ class Fidelity:
             len(indexes),
             job.num_forced - 1,
             info.vocab_size,
-            self._engine.pool.rows.device,
+            self._runner.pool.rows.device,
         )
-        self._engine.decode.watch = scores.note
+        self._runner.decode.watch = scores.note
         generated: dict[int, list[int]] = {}
         for number, setting in enumerate(settings):
             if self._is_over():
@@ -138,9 +138,9 @@ class Fidelity:
             free.append(self._submit(self._name(), setting, context, 0, job.num_generated))
         while not all(answer.is_ended for answer in (*forced, *free)):
             self._engine.step()
-            if time.monotonic() - self._tended_at > TEND_SECONDS:
-                self._engine.tend()
-                self._tended_at = time.monotonic()
+            if time.monotonic() - self._checked_at > CHECK_SECONDS:
+                self._engine.check_store()
+                self._checked_at = time.monotonic()
         return forced, free
 
     def _name(self) -> str:

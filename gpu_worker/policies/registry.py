@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # The policy that stands for `full` or for the one of long contexts, by the request's length.
 AUTO = "auto"
-# The policy of long contexts, and of requests that name none.
-LONG = "bitkeys"
+# The policy of short contexts, and of long ones and of requests that name none.
+SHORT, LONG = "full", "bitkeys"
 # There once the worker has a file of `carrel calibrate`.
 OUTLIERS = "chelsea+outliers"
 
@@ -127,7 +127,7 @@ def check_allowed(allowed: Collection[str], default: str, calibrated: bool = Fal
         check_name(name, calibrated)
     if allowed and default not in allowed:
         raise ValueError(f"{default!r}, of --policy, is none of them; add it, or choose another --policy")
-    chosen = "full", LONG
+    chosen = SHORT, LONG
     if AUTO in allowed and (missing := set(chosen).difference(allowed)):
         raise ValueError(f"auto chooses {' or '.join(chosen)}; add {' and '.join(sorted(missing))} too")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_worker.caches import RecallCache
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, run_each
 from gpu_worker.runner.prompts.base import Prompt
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.kv_meter import Stall
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.trainings import TrainedLayer
@@ -42,10 +42,6 @@ class Indexing:
     def __len__(self) -> int:
         return len(self._trained)
 
-    @property
-    def sequences(self) -> Collection[Sequence]:
-        return self._trained.keys()
-
     def take_early(self, prompts: Iterable[Prompt]) -> Taken:
         """Load the ready indexes of prompts that are being computed: the first of their `trained`, removed there. None
         of them is ready to decode; of those that are short of room `ask_again_for`."""
@@ -62,7 +58,7 @@ class Indexing:
 
     def add(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
         """Add a sequence with the indexes that it still needs before it decodes; maybe none."""
-        sequence.status = Status.INDEXING
+        sequence.is_prefilled = True
         self._trained[sequence] = trained
         if trained:
             self._since[sequence] = time.monotonic()
@@ -72,11 +68,9 @@ class Indexing:
         self._since.pop(sequence, None)
         return self._trained.pop(sequence, deque())
 
-    def ask_again(self, short: list[tuple[Sequence, ArenaFull]]) -> None:
-        """Have those indexes trained again that failed, of sequences that are still here."""
-        for sequence, _ in short:
-            if (trained := self._trained.get(sequence)) is not None:
-                self.ask_again_for(sequence, trained)
+    def trained_of(self, sequence: Sequence) -> deque[TrainedLayer]:
+        """Return the indexes that a sequence still needs; none of one that is not here."""
+        return self._trained.get(sequence, deque())
 
     def ask_again_for(self, sequence: Sequence, trained: deque[TrainedLayer]) -> None:
         """Have those of a sequence's indexes trained again that failed."""
@@ -85,7 +79,8 @@ class Indexing:
                 trained[place] = self._offloader.trainings.build(sequence, layer.layer, layer.job)
 
     def take(self, wait: bool) -> Taken:
-        """Load what is ready; of those that are short of room `ask_again`. Who needs a store that is silent stays."""
+        """Load what is ready; of those that are short of room `ask_again_for`. A sequence that needs a silent
+        store stays."""
         taken = Taken()
         for sequence, trained in self._trained.items():
             try:

@@ -53,8 +53,8 @@ class Engine(Protocol):
     def step(self) -> bool:
         """Do one quantum of work; False when there was nothing to do but wait."""
 
-    def tend(self) -> None:
-        """Look after what goes on without requests; called about once a second."""
+    def check_store(self) -> None:
+        """Check the KV store; called about once a second, also without requests."""
 
     def stats(self) -> EngineStats: ...
 
@@ -229,11 +229,11 @@ class EngineThread:
         return True
 
     def _publish_stats(self, is_due: bool) -> None:
-        """Tend the engine and collect them, now and then: it may have to wait for its device, which a step must not."""
+        """Check the store and collect the gauges, now and then: that may wait for the device, which a step must not."""
         now = time.monotonic()
         if not (is_due or not self._engine.has_work or now >= self._stats_until):
             return
-        self._engine.tend()
+        self._engine.check_store()
         # a copy: the engine goes on counting in its own
         stats = replace(self._engine.stats())
         with self._condition:

@@ -1,4 +1,4 @@
-"""`python -m gpu_worker.startup MODEL ...`: whether a worker could use these options. Ends with 0 or 2, and one line."""
+"""`python -m gpu_worker.startup MODEL ...`: checks the options of a worker. Ends with 0, or with 2 and one line."""
 
 from __future__ import annotations
 

@@ -8,20 +8,27 @@ from dataclasses import dataclass, field
 from gpu_worker.caches import Cache, CacheSet, DenseCache, HotCacheSize, RecallCache, RetainCache
 from gpu_worker.caches.layer_map import FULL, POLICY, LayerMap
 from gpu_worker.caches.probe import Probe
-from gpu_worker.engine.admission.admission import FEW_TOKENS, JOINING_TOKENS, Intake
-from gpu_worker.engine.admission.preemption import PATIENCE_SECONDS
+from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.engine import Engine
-from gpu_worker.engine.scheduler import STRETCH
+from gpu_worker.engine.outbox import Outbox
+from gpu_worker.engine.pace import Pace, PromptSeconds
+from gpu_worker.engine.patience import PATIENCE_SECONDS, Patience
+from gpu_worker.engine.preemption import Preemption
+from gpu_worker.engine.prompt_room import PromptRoom
+from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import AUTO, LONG, registry
 from gpu_worker.records import Budget, EngineInfo, IndexDevice
+from gpu_worker.runner.intake import Intake
 from gpu_worker.runner.prompts.captured import ShortPass
-from gpu_worker.runner.prompts.in_progress import MakePrefill, PrefillChoice
+from gpu_worker.runner.prompts.in_progress import MakePrefill, PrefillChoice, Prefills
 from gpu_worker.runner.prompts.layered import Prefill
+from gpu_worker.runner.runner import LocalRunner
 from gpu_worker.runner.steps.decode import DecodeStep
+from gpu_worker.startup.auto_length import FEW_TOKENS
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, block_bytes
@@ -32,6 +39,19 @@ from kv_store.client import Layout, RowFormat, StoreClient
 # Makes a cache of layers of this shape, whose slots lie in the pool where the tables say.
 MakeCache = Callable[[CacheShape, SlotPool, BlockTables], Cache]
 MakeDecode = Callable[[Decoder, CacheSet, Offloader, SlotPool, bool], DecodeStep]
+
+# Up to so many tokens a prompt adds less time to another's pass through the layers than one of its own takes before its
+# first token: launches, and reading the weights. A longer one would only let the ones before it wait. Measured with
+# carrel-nano on a CPU; a GPU computes some hundred tokens while it reads the weights.
+JOINING_TOKENS = {"cpu": 32, "cuda": 512}
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """An engine, and the runner that executes its plans."""
+
+    engine: Engine
+    runner: LocalRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +102,8 @@ def assemble(
     options: EngineOptions,
     make_prefill: MakePrefill | None = None,
     make_decode: MakeDecode = DecodeStep,
-) -> Engine:
-    """An engine over a loaded model and an attached store, which it owns from then on.
+) -> Assembled:
+    """Assemble an engine and its runner over a loaded model and an attached store, which they own from then on.
 
     make_prefill: computes prompts; None: what suits the device. A benchmark of decoding fills caches at random instead.
     make_decode: takes what DecodeStep does.
@@ -135,34 +155,53 @@ def assemble(
     tokens_per_slab = client.tokens_per_slab if reads_slots and layers.keeps_all else 0
     residents = ResidentPrefixes(pool, tokens_per_slab, config.num_layers, config.num_kv_heads)
     caches = CacheSet(shape, layers, pool, for_all, whole, retain, recall, residents)
-    info = _info(model, options, num_blocks, client)
     intake = Intake(
         options.policies,
         config.vocab_size,
         config.eos_token_ids,
         options.seed,
-        options.max_full_tokens,
         has_indexes=not client.selects_in_store,
         max_model_len=options.max_model_len,
     )
     reuses_prefixes = options.reuses_prefixes and layers.keeps_all
-    prefixes = PrefixChain(root, client.tokens_per_slab) if reuses_prefixes else None
+    runner = LocalRunner(
+        intake,
+        pool,
+        caches,
+        offloader,
+        make_decode(decoder, caches, offloader, pool, options.captures_graphs),
+        Prefills(
+            make_prefill or usual_prefill(decoder, options),
+            decoder,
+            caches,
+            offloader,
+            options.prefill_chunk,
+            options.max_model_len,
+        ),
+        PrefixChain(root, client.tokens_per_slab) if reuses_prefixes else None,
+        device,
+        config.num_layers * config.num_kv_heads,
+    )
+    return Assembled(_engine(_info(model, options, num_blocks, client), runner, model, options), runner)
+
+
+def _engine(info: EngineInfo, runner: LocalRunner, model: LoadedModel, options: EngineOptions) -> Engine:
+    is_cuda, kind = model.decoder.device.type == "cuda", model.decoder.device.type
+    pace, room = Pace(options.itl_seconds), PromptRoom(options.max_model_len, options.prefill_chunk)
+    estimate = PromptSeconds(pace, model.config, room)
+    scheduler = Scheduler(options.max_num_seqs, room, estimate, options.stretch)
+    preemption = Preemption(scheduler, runner)
+    max_joining = options.max_joining or JOINING_TOKENS[kind]
     return Engine(
-        info=info,
-        intake=intake,
-        decoder=decoder,
-        pool=pool,
-        caches=caches,
-        offloader=offloader,
-        decode=make_decode(decoder, caches, offloader, pool, options.captures_graphs),
-        prefill_chunk=options.prefill_chunk,
-        make_prefill=make_prefill or usual_prefill(decoder, options),
-        prefixes=prefixes,
-        itl_seconds=options.itl_seconds,
-        stretch=options.stretch,
-        store_patience_seconds=options.store_patience_seconds,
-        max_joining=options.max_joining or JOINING_TOKENS[device.type],
-        runs_ahead=device.type == "cuda" if options.runs_ahead is None else options.runs_ahead,
+        info,
+        runner,
+        scheduler,
+        Admission(scheduler, preemption, runner, options.max_full_tokens, max_joining),
+        preemption,
+        Patience(options.store_patience_seconds),
+        pace,
+        Outbox(holds=is_cuda),
+        runs_ahead=is_cuda if options.runs_ahead is None else options.runs_ahead,
     )
 
 

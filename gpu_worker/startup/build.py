@@ -15,8 +15,6 @@ from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype
-from gpu_worker.engine.admission.admission import FEW_TOKENS, copy_bandwidth, max_full_tokens
-from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import ConfigError, StoreUnavailable
 from gpu_worker.kernels.compile_log import log_compiled
 from gpu_worker.models import LoadedModel, ModelConfig, check_model, checkpoint_dtype, load_model, ungrouped
@@ -28,10 +26,18 @@ from gpu_worker.policies.registry import AUTO, LONG, OUTLIERS, option_names, reg
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
 from gpu_worker.row_format import row_format
-from gpu_worker.startup.assemble import EngineOptions, arena_layout, assemble, cache_shape, count_blocks
+from gpu_worker.runner.workload import Workload
+from gpu_worker.startup.assemble import (
+    Assembled,
+    EngineOptions,
+    arena_layout,
+    assemble,
+    cache_shape,
+    count_blocks,
+)
+from gpu_worker.startup.auto_length import FEW_TOKENS, copy_bandwidth, max_full_tokens
 from gpu_worker.startup.earlier_pool import EarlierPool
 from gpu_worker.startup.memory import MemoryPlan, available_bytes, index_room, limit_process
-from gpu_worker.startup.workload import Workload
 from gpu_worker.store.traces import Traces
 from kv_store.client import StoreClient, StoreError
 
@@ -50,7 +56,7 @@ CPU_MEMORY_SHARE = 0.25
 CPU_SEQS, GPU_SEQS = 8, 32
 
 
-def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = None) -> Engine:
+def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = None) -> Assembled:
     """Load the model, attach to the store, allocate the memory. traces: that calls to the store are part of; None: of
     none. Raises ConfigError, ModelError, StoreUnavailable."""
     device = torch.device(find_device(config.device))

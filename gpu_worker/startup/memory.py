@@ -25,7 +25,7 @@ from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.runner.prompts.captured import short_pass_bytes
 from gpu_worker.runner.prompts.prompt_memory import prefill_bytes
 from gpu_worker.runner.steps.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
-from gpu_worker.startup.workload import Workload
+from gpu_worker.runner.workload import Workload
 from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks

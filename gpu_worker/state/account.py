@@ -1,9 +1,8 @@
-"""What a request has taken so far: times of its life, and sums over its steps."""
+"""Sums over the decode steps of a request."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -20,13 +19,3 @@ class Meter:
     attention_mass: float = 0.0
     recall_rate: float = 0.0
     best_recall: float = 0.0
-
-
-@dataclass(slots=True)
-class Clock:
-    """Monotonic times of a request's life, in seconds; 0 where not reached."""
-
-    submitted: float = field(default_factory=time.monotonic)
-    admitted: float = 0.0
-    prefilled: float = 0.0
-    indexed: float = 0.0

@@ -1,31 +1,18 @@
-"""A running request: its tokens, its place, and its cost so far."""
+"""A request's place on the device: its tokens, slots and rows, and its cost so far."""
 
 from __future__ import annotations
 
-import enum
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from gpu_worker.engine.request import AHEAD
 from gpu_worker.policies.base import Family, Plan, Policy, PromptAttention
-from gpu_worker.records import EventSink, FinishReason, GenerationRequest, ProgressEvent, Usage
+from gpu_worker.records import FinishReason, GenerationRequest, Usage
 from gpu_worker.sampling import SamplerState
-from gpu_worker.state.account import Clock, Meter
+from gpu_worker.state.account import Meter
 from gpu_worker.state.resident_prefixes import LeftRows, Resident
-
-
-class Status(enum.Enum):
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    INDEXING = "indexing"
-    DECODE = "decode"
-    FINISHED = "finished"
-
-
-# Tokens for which a sequence has slots before they come, where it attends everything: more are taken that seldom.
-AHEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +33,24 @@ class KeptLayer:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """One request in the engine. `seat` is its index in every seated tensor, -1 before admission.
+    """A request as the runner executes it. `seat` is its index in every seated tensor, -1 before admission.
 
-    num_tokens: tokens whose KV is computed. num_cached: tokens to prefill that the store had already; num_expected: a
-    guess at them while it waits; num_reused: of the prompt, when it was admitted first. next_token: the input of the
-    next decode step; below -1 it is on its way (`drawn_at`). names: of the slabs that its prompt fills, once asked for;
-    resident: the known prefix, where it may lie in slots; left: what is left there of a compressed prompt. forced:
-    tokens that go through decode steps before anything is sampled: of the prompt (protocol P2), and those that it
-    generated before it gave way. generated: its answer so far. capacity: tokens it may ever hold. is_open_ended: its
-    answer may fill the context. num_grown_slots: of each head in the layers where it takes slots as it grows;
-    num_slots: in those that recall, of a fully resident sequence its capacity. ring_size: window tokens and the new
-    one, at most, where it selects. leaving: the position that leaves the window at the next step, -1 for none.
-    offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence, `num_tokens` when
-    it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads and layers together;
-    kept_layers: more of each layer. mark: its policy's number for the next step. is_scored: how likely the prompt's
-    tokens are was told.
+    num_tokens: tokens whose KV is computed. num_cached: tokens to prefill that the store had already; num_reused: of
+    the prompt, when it was admitted first. is_prefilled: its prompt is done, and its first token is on its way.
+    next_token: the input of the next decode step; below -1 it is on its way (`drawn_at`). names: of the slabs that its
+    prompt fills, once asked for; resident: the known prefix, where it may lie in slots; left: what is left there of a
+    compressed prompt. forced: tokens that go through decode steps before anything is sampled: of the prompt (protocol
+    P2), and those that it generated before it gave way. generated: its answer so far. capacity: tokens it may ever
+    hold. is_open_ended: its answer may fill the context. num_grown_slots: of each head in the layers where it takes
+    slots as it grows; num_slots: in those that recall, of a fully resident sequence its capacity. ring_size: window
+    tokens and the new one, at most, where it selects. leaving: the position that leaves the window at the next step, -1
+    for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence,
+    `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads
+    and layers together; kept_layers: more of each layer. mark: its policy's number for the next step. is_scored: how
+    likely the prompt's tokens are was told.
     """
 
     request: GenerationRequest
-    sink: EventSink
     policy: Policy
     plan: Plan
     sampler: SamplerState
@@ -72,11 +58,10 @@ class Sequence:
     capacity: int
     num_prefill: int
     is_open_ended: bool = False
-    status: Status = Status.WAITING
     seat: int = -1
+    is_prefilled: bool = False
     num_tokens: int = 0
     num_cached: int = 0
-    num_expected: int = 0
     names: tuple[bytes, ...] | None = None
     resident: Resident | None = None
     left: LeftRows | None = None
@@ -101,7 +86,6 @@ class Sequence:
     mark: int = 0
     fetched_bytes: int = 0
     meter: Meter = field(default_factory=Meter)
-    clock: Clock = field(default_factory=Clock)
 
     @property
     def sequence_id(self) -> str:
@@ -110,11 +94,6 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.generated)
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """The least comes first, the greatest gives way: by priority, then by arrival."""
-        return self.request.priority, self.clock.submitted
 
     @property
     def prefill_token_ids(self) -> tuple[int, ...]:
@@ -137,11 +116,6 @@ class Sequence:
         return min(self.capacity, self.known_tokens + 1) if self.is_open_ended else self.capacity
 
     @property
-    def caller(self) -> bytes:
-        """Whose request it is, as far as callers are told apart."""
-        return self.request.prefix_salt
-
-    @property
     def shares_prompt(self) -> bool:
         """Whether others may have its prompt's rows: of one that is attended in part they depend on policy and
         budget."""
@@ -155,11 +129,6 @@ class Sequence:
     def prompt_attention(self) -> PromptAttention | None:
         """How its prompt is attended; None: densely."""
         return self.policy.prompt_attention(self.plan) if self.plan.selects else None
-
-    def tell_progress(self, computed_tokens: int) -> None:
-        """How much of its prompt is computed. Of one that gave way nothing is told twice."""
-        if not self.has_given_way:
-            self.sink(ProgressEvent(computed_tokens, self.num_cached))
 
     def take(self, token_id: int) -> None:
         """A sampled token: part of the answer, and the input of the next step. Raises RequestError where the answer's
@@ -175,7 +144,7 @@ class Sequence:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_output >= self.max_tokens else None
 
-    def give_way(self) -> None:
+    def preempt(self) -> None:
         """Wait again, with all tokens and nothing that was computed of them; its seat, slots and slabs are freed.
 
         Where everything is attended the answer so far is prefilled with the prompt. Else its rows and what was kept
@@ -188,6 +157,7 @@ class Sequence:
             self.num_prefill = self.known_tokens
             self.forced.clear()
         self.has_given_way = True
+        self.is_prefilled = False
         self.names = self.resident = self.left = None
         self.next_token = -1
         self.num_tokens = self.num_cached = self.num_slots = self.num_grown_slots = 0
@@ -240,13 +210,12 @@ class Sequence:
         return self.plan.num_sink + self.num_tokens % self.ring_size if self.ring_size else -1
 
     def usage(self, device_bytes: int = 0, host_bytes: int = 0) -> Usage:
-        """The usage of the request. Means are over KV heads, layers and decode steps.
+        """Return the usage of the request, without its times. Means are over KV heads, layers and decode steps.
 
         device_bytes, host_bytes: that it holds now.
         """
-        meter, now = self.meter, time.monotonic()
+        meter = self.meter
         steps = max(1, meter.num_layer_steps)
-        clock = self.clock
         return Usage(
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=self.num_output,
@@ -265,10 +234,6 @@ class Sequence:
             if meter.num_measured and self.plan.num_selected != 0
             else None,
             best_recall=meter.best_recall / meter.num_measured if meter.num_measured else None,
-            queue_ms=1e3 * ((clock.admitted or now) - clock.submitted),
-            prefill_ms=1e3 * ((clock.prefilled or now) - clock.admitted) if clock.admitted else 0.0,
-            index_wait_ms=1e3 * ((clock.indexed or now) - clock.prefilled) if clock.prefilled else 0.0,
-            decode_ms=1e3 * (now - clock.indexed) if clock.indexed else 0.0,
             device_bytes=device_bytes,
             host_bytes=host_bytes,
         )

@@ -14,12 +14,11 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 
 
 class Stall(enum.Enum):
-    """What decoding waits for: rows, within a step whose host asks the store, or moves them itself; an index; a store
-    that is silent."""
+    """What decoding waits for: rows, within a step whose host asks the store, or moves them itself; an index. The
+    engine adds how long it waits for a silent store."""
 
     ROWS = "rows"
     INDEX = "index"
-    STORE = "store"
 
 
 class Fallback(enum.Enum):

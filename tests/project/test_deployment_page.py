@@ -21,8 +21,8 @@ from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import IndexDevice
 from gpu_worker.row_format import row_format
+from gpu_worker.runner.workload import Workload
 from gpu_worker.startup import memory
-from gpu_worker.startup.workload import Workload
 from kv_store.client import RowFormat
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"

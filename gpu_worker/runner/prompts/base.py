@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,39 +12,12 @@ from torch import Tensor
 
 from gpu_worker.device import Mark
 from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room, run_each
-from gpu_worker.models import ModelConfig
+from gpu_worker.records import Event
+from gpu_worker.records.plans import WorkKind
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prompt_copies import PromptCopies
 from gpu_worker.store.trainings import TrainedLayer
-
-
-class WorkKind(Enum):
-    """Work whose operations take alike. SHORT: of prompts that fit a chunk, in which launching takes its part. LONG: of
-    others. SCORED: with how likely a prompt's tokens were, which takes much more than its operations tell."""
-
-    SHORT = auto()
-    LONG = auto()
-    SCORED = auto()
-
-
-def layer_work(config: ModelConfig, begin: int, end: int) -> float:
-    """Floating-point operations of one layer for the tokens at [begin, end) of a prompt."""
-    heads = config.num_heads * config.head_dim
-    # the last layer is like most: where layers differ, the first ones are special
-    weights = config.hidden_size * heads + config.layers[-1].mlp.num_weights
-    return last_layer_work(config, begin, end) + (end - begin) * (2.0 * weights + 2.0 * heads * (begin + end))
-
-
-def last_layer_work(config: ModelConfig, begin: int, end: int) -> float:
-    """The same of the last layer, of which keys and values are needed, and only the last token's output."""
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    return (end - begin) * 2.0 * config.hidden_size * heads
-
-
-def prompt_work(config: ModelConfig, begin: int, end: int) -> float:
-    """Floating-point operations of all layers for the tokens at [begin, end) of a prompt."""
-    return (config.num_layers - 1) * layer_work(config, begin, end) + last_layer_work(config, begin, end)
 
 
 class Prompt(ABC):
@@ -125,6 +97,10 @@ class PromptPass(ABC, Generic[One]):
     def __init__(self, parts: list[One]) -> None:
         self._parts = parts
         self.prompts = list(parts)
+        # By request, until they are taken.
+        self.events: list[tuple[str, Event]] = []
+        # Among the passes in progress.
+        self.number = -1
         self._failed: list[tuple[Sequence, WorkerError]] = []
         self._num_counted = 0
         # Those of which logits are not taken yet.

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from gpu_worker.caches import Cache, ServedLayer
 from gpu_worker.device import Mark
+from gpu_worker.engine.prompt_work import prompt_work
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import Packed, attend_prompts, reads_bounds
 from gpu_worker.models import Decoder
+from gpu_worker.records.plans import WorkKind
 from gpu_worker.row_format import empty_rows
-from gpu_worker.runner.prompts.base import Prompt, PromptPass, WorkKind, prompt_work
+from gpu_worker.runner.prompts.base import Prompt, PromptPass
 from gpu_worker.runner.steps.graphs import GRAPH_LAYER_BYTES, Captured
-from gpu_worker.startup.workload import Workload
+from gpu_worker.runner.workload import Workload
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from gpu_worker.caches import CacheSet, ServedLayer
+from gpu_worker.engine.prompt_room import buffer_sizes
 from gpu_worker.errors import no_room
 from gpu_worker.kernels.prefill_attention import plan_chunks
 from gpu_worker.models import Decoder
@@ -16,8 +17,7 @@ from gpu_worker.row_format import empty_rows
 from gpu_worker.runner.prompts.base import Prompt, PromptPass
 from gpu_worker.runner.prompts.captured import ShortPass, ShortPrefill
 from gpu_worker.runner.prompts.layered import Prefill
-from gpu_worker.runner.prompts.prompt_memory import buffer_sizes
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.trainings import TrainedLayer
 
@@ -70,6 +70,7 @@ class Prefills(Mapping[Sequence, AnyPass]):
         self._chunk_size = chunk_size
         self._max_tokens = max_tokens
         self._by_sequence: dict[Sequence, AnyPass] = {}
+        self._numbers = itertools.count()
 
     def __getitem__(self, sequence: Sequence) -> AnyPass:
         return self._by_sequence[sequence]
@@ -85,15 +86,9 @@ class Prefills(Mapping[Sequence, AnyPass]):
         """Neither computed nor cached."""
         return sum(prompt.left_tokens for prefill in self._distinct for prompt in prefill.prompts)
 
-    @property
-    def computed(self) -> set[Sequence]:
-        """Those of which nothing is left to compute: they wait for their token, and for rows to come to the arena."""
-        return {sequence for sequence, prefill in self._by_sequence.items() if prefill.is_computed}
-
-    @property
-    def copying(self) -> list[AnyPass]:
-        """Those of which only rows have to come to the arena."""
-        return [prefill for prefill in self._distinct if prefill.is_copying]
+    def numbered(self, number: int) -> AnyPass:
+        """Return the pass of this number, which has prompts in progress."""
+        return next(prefill for prefill in self._distinct if prefill.number == number)
 
     @property
     def done(self) -> list[Prompt]:
@@ -120,31 +115,25 @@ class Prefills(Mapping[Sequence, AnyPass]):
         except torch.OutOfMemoryError as error:
             raise no_room("plans of attention", error) from error
 
-    def begin(self, sequences: list[Sequence]) -> None:
-        """Of sequences that were admitted together; maybe none. Raises CapacityError."""
-        if not sequences:
-            return
+    def begin(self, sequences: list[Sequence]) -> AnyPass:
+        """Begin the prompts of sequences that were admitted together. Raises CapacityError."""
         layers = [self._caches.of(sequence) for sequence in sequences]
         sizes = self._chunk_size, self._max_tokens
         try:
             prefill = self._make(sequences, self._decoder, layers, self._offloader, *sizes)
         except torch.OutOfMemoryError as error:
             raise no_room("the prompt", error) from error
+        prefill.number = next(self._numbers)
         self._by_sequence.update(dict.fromkeys(sequences, prefill))
+        return prefill
 
     def cancel(self, sequence: Sequence) -> deque[TrainedLayer]:
         """Forget a prompt that is not done; returns the indexes that it still needed, of an unknown one none."""
         prefill = self._by_sequence.pop(sequence, None)
         return deque() if prefill is None else prefill.cancel(sequence)
 
-    def finish(self, prompt: Prompt) -> None:
-        """One that is done, which is in progress no more."""
-        self._by_sequence.pop(prompt.sequence).leave(prompt)
-        clock = prompt.sequence.clock
-        clock.prefilled = clock.prefilled or time.monotonic()
-
-    def keep(self, prompt: Prompt) -> None:
-        """Let others find what one that is finished holds in slots, unless it has failed since. This takes the host a
-        while: its first token is told before."""
-        if prompt.sequence.status is not Status.FINISHED:
-            self._caches.prefilled(prompt.sequence)
+    def finish(self, prompt: Prompt) -> AnyPass:
+        """Take out a prompt that is done; returns its pass."""
+        prefill = self._by_sequence.pop(prompt.sequence)
+        prefill.leave(prompt)
+        return prefill

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from gpu_worker.caches import ServedLayer
 from gpu_worker.device import Mark, to_device
+from gpu_worker.engine.prompt_room import buffer_tokens
+from gpu_worker.engine.prompt_work import last_layer_work, layer_work
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk, attend_prompts
 from gpu_worker.models import Decoder
 from gpu_worker.records import PromptEvent
+from gpu_worker.records.plans import WorkKind
 from gpu_worker.row_format import empty_rows
-from gpu_worker.runner.prompts.base import Prompt, PromptPass, WorkKind, keeper, last_layer_work, layer_work
-from gpu_worker.runner.prompts.prompt_memory import buffer_tokens, scored_at_once
+from gpu_worker.runner.prompts.base import Prompt, PromptPass, keeper
+from gpu_worker.runner.prompts.prompt_memory import scored_at_once
 from gpu_worker.runner.prompts.prompt_rows import PromptRows
 from gpu_worker.sampling.filters import first_k, ranks
 from gpu_worker.state.sequence import Sequence
@@ -140,7 +143,7 @@ class Prefill(PromptPass[PromptRows]):
     def _logits(self, computed: list[Prompt]) -> Tensor:
         for prompt in computed:
             if (scores := self._scores.get(prompt)) is not None:
-                scores.tell()
+                self.events.append((prompt.sequence.sequence_id, scores.take_event()))
         ends = {prompt.sequence: prompt.end for prompt in self._parts}
         return self._decoder.logits(
             torch.stack([self._hidden[ends[prompt.sequence] - 1] for prompt in computed])
@@ -276,11 +279,11 @@ class PromptScores:
             self._numbers[places].copy_(numbers, non_blocking=True)
         self._copied = Mark(hidden.device)
 
-    def tell(self) -> None:
-        """Wait for them, and send them as they are: the service makes messages of them, beside the engine's thread."""
+    def take_event(self) -> PromptEvent:
+        """Wait for the numbers, and return them as they are: the service makes messages of them on another thread."""
         if self._copied is not None:
             self._copied.wait()
-        # set before: who gives way from here on is not scored again
+        # A request that is preempted from here on is not scored again.
         self._sequence.is_scored = True
         token_ids = self._sequence.request.prompt_token_ids[1:]
-        self._sequence.sink(PromptEvent(token_ids, self._logprobs.numpy(), self._numbers.numpy()))
+        return PromptEvent(token_ids, self._logprobs.numpy(), self._numbers.numpy())

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 
+from gpu_worker.engine.prompt_room import PromptRoom
 from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES
 from gpu_worker.policies.base import Family
 from gpu_worker.policies.observed import MAX_WEIGHTS
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
-from gpu_worker.startup.workload import Workload
+from gpu_worker.runner.workload import Workload
 from gpu_worker.store.layer_writer import STAGE_BYTES
 
-# Below this a prompt's rows are few.
-LEAST_BUFFER_TOKENS = 64
 # Where so few tokens follow on a known prefix, copying each layer to the arena by itself takes the host longer than the
 # device computes it.
 FEW_TOKENS = 512
@@ -28,60 +25,6 @@ LOGIT_BYTES = 8 << 20
 GPU_TOKENS = 128
 # Logits as the head gives them and as float32, and what puts them in order: whole numbers, at last of twice their size.
 COPIES = 6
-
-
-def buffer_tokens(num_tokens: int, max_model_len: int) -> int:
-    """Rows of a head in a prompt's buffers: few different numbers, since cuDNN plans attention for each."""
-    return min(max_model_len, max(LEAST_BUFFER_TOKENS, 1 << (num_tokens - 1).bit_length()))
-
-
-def buffer_sizes(max_model_len: int) -> list[int]:
-    """All that `buffer_tokens` gives."""
-    sizes = [LEAST_BUFFER_TOKENS]
-    while sizes[-1] < max_model_len:
-        sizes.append(2 * sizes[-1])
-    return sorted({buffer_tokens(size, max_model_len) for size in sizes})
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRoom:
-    """Tokens of the buffers of all prompts in progress.
-
-    Prompts of at most a chunk have an eighth of the longest one's room for themselves: they overtake the others, and
-    neither kind keeps the other from room.
-    """
-
-    max_model_len: int
-    prefill_chunk: int
-
-    @property
-    def total(self) -> int:
-        return self._of_short + self.max_model_len
-
-    @property
-    def _of_short(self) -> int:
-        return max(self._width(self.prefill_chunk), self.max_model_len // 8)
-
-    def _width(self, num_tokens: int) -> int:
-        return buffer_tokens(num_tokens, self.max_model_len)
-
-    def is_short(self, num_tokens: int) -> bool:
-        return num_tokens <= self.prefill_chunk
-
-    def fits(self, num_tokens: int, others: Iterable[int], computed: Iterable[int] = ()) -> bool:
-        """Whether a prompt's buffers fit beside those of others, which are so long. computed: of those of which nothing
-        is left to compute. Where nobody needs the longest one's room these take of it, not the short ones' own."""
-        width, left, computed = self._width(num_tokens), list(others), list(computed)
-        short, longer = (
-            sum(self._width(each) for each in (*left, *computed) if self.is_short(each) is kind)
-            for kind in (True, False)
-        )
-        if not self.is_short(num_tokens):
-            return width + longer + max(0, short - self._of_short) <= self.max_model_len
-        if width + short <= self._of_short:
-            return True
-        of_left = sum(map(self._width, left))
-        return not longer and width + of_left <= self._of_short and width + short <= self.total
 
 
 def prefill_bytes(workload: Workload) -> int:

@@ -15,9 +15,9 @@ from torch import Tensor
 from gpu_worker.caches import CacheSet
 from gpu_worker.caches.snapshots import LanePlace, Snapshot
 from gpu_worker.device import Mark, to_host
-from gpu_worker.records import AttentionEvent
+from gpu_worker.records import AttentionEvent, Event
 from gpu_worker.state.batch import Batch
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 
 MAX_BUCKETS = 512
 # Layers x KV heads x buckets of an event: 128 KiB of it.
@@ -62,16 +62,21 @@ class AttentionViews:
         self._order: deque[Sequence] = deque()
         self._pending: deque[_Look] = deque()
 
-    def after_step(self, batch: Batch) -> None:
-        """Right after a step, when its new tokens count as past: look, if it is time, and tell what has come."""
+    def after_step(self, batch: Batch) -> list[tuple[str, Event]]:
+        """Look, if it is time, right after a step, when its new tokens count as past. Returns the events of earlier
+        looks that have come, by request."""
         watched = [one for one in batch.sequences if one.request.attention]
         if not watched and not self._pending:
-            return
+            return []
         begun = self._clock()
         has_come = bool(self._pending) and self._pending[0].copied.is_reached
         is_due = bool(watched) and begun >= self._next and len(self._pending) < MAX_PENDING
+        events: list[tuple[str, Event]] = []
         while self._pending and self._pending[0].copied.is_reached:
-            self._tell(self._pending.popleft())
+            look = self._pending.popleft()
+            # Unless it ended, or was preempted, since.
+            if look.sequence.is_prefilled:
+                events.append((look.sequence.sequence_id, self._event(look)))
         if is_due:
             self._look(self._whose_turn(watched), batch)
             self._next = begun + INTERVAL_SECONDS
@@ -79,6 +84,7 @@ class AttentionViews:
             now = self._clock()
             self.spent_seconds += now - begun
             self._next = max(self._next, now) + REST * (now - begun)
+        return events
 
     def _whose_turn(self, watched: list[Sequence]) -> Sequence:
         self._order = deque(one for one in self._order if one in watched)
@@ -116,35 +122,31 @@ class AttentionViews:
         )
         self._pending.append(look)
 
-    def _tell(self, look: _Look) -> None:
+    def _event(self, look: _Look) -> AttentionEvent:
         sequence = look.sequence
-        if sequence.status is not Status.DECODE:
-            return
         usage = sequence.usage()
         attended = look.attended
         if attended is not None and look.snapshot.has_fixed:
             num_sink, end = sequence.plan.num_sink, look.num_tokens
             fixed = _overlap(0, num_sink, look) + _overlap(max(num_sink, look.window_begin), end, look)
             attended = attended + torch.from_numpy(fixed)
-        sequence.sink(
-            AttentionEvent(
-                step=look.step,
-                context_tokens=look.num_tokens,
-                bucket_tokens=look.bucket_tokens,
-                layers=look.snapshot.layers,
-                kv_heads=self._num_kv_heads,
-                attended=_bytes(attended),
-                on_device=_bytes(look.on_device),
-                host_tokens=look.num_tokens if sequence.offloads else 0,
-                shared_tokens=sequence.num_cached,
-                family=sequence.policy.family.value,
-                dense_layers=look.snapshot.layers[0] if attended is not None else 0,
-                hit_rate=usage.hit_rate,
-                bytes_moved=usage.bytes_moved,
-                policy=usage.policy,
-                budget_tokens=usage.budget_tokens,
-                attended_tokens=usage.attended_tokens,
-            )
+        return AttentionEvent(
+            step=look.step,
+            context_tokens=look.num_tokens,
+            bucket_tokens=look.bucket_tokens,
+            layers=look.snapshot.layers,
+            kv_heads=self._num_kv_heads,
+            attended=_bytes(attended),
+            on_device=_bytes(look.on_device),
+            host_tokens=look.num_tokens if sequence.offloads else 0,
+            shared_tokens=sequence.num_cached,
+            family=sequence.policy.family.value,
+            dense_layers=look.snapshot.layers[0] if attended is not None else 0,
+            hit_rate=usage.hit_rate,
+            bytes_moved=usage.bytes_moved,
+            policy=usage.policy,
+            budget_tokens=usage.budget_tokens,
+            attended_tokens=usage.attended_tokens,
         )
 
 

@@ -15,6 +15,7 @@ from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room, run_
 from gpu_worker.kernels.rows import store_token
 from gpu_worker.models import Decoder
 from gpu_worker.policies.base import StepQueries
+from gpu_worker.records import Event
 from gpu_worker.runner.steps.attention_views import AttentionViews
 from gpu_worker.runner.steps.graphs import StepGraphs
 from gpu_worker.state.batch import Batch, Group, join
@@ -42,6 +43,7 @@ class StepResult:
     crowded: list[Sequence] = field(default_factory=list)
     silent: list[Sequence] = field(default_factory=list)
     indexing: list[tuple[Sequence, deque[TrainedLayer]]] = field(default_factory=list)
+    events: list[tuple[str, Event]] = field(default_factory=list)
 
 
 class DecodeStep:
@@ -116,12 +118,12 @@ class DecodeStep:
         sequences = batch.sequences
         for sequence in sequences:
             sequence.num_tokens += 1
-        self.views.after_step(batch)
+        events = self.views.after_step(batch)
         logits = batch.without_padding(logits)
         kept = run_each(sequences, self._offload(batch, new_rows), failed, short)
         if len(kept) < len(sequences):
             logits = logits[[sequences.index(sequence) for sequence in kept]]
-        result = StepResult(kept, logits, failed, short, crowded, silent, indexing)
+        result = StepResult(kept, logits, failed, short, crowded, silent, indexing, events)
         self.watch(result)
         return result
 

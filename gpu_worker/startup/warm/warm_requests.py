@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import CapacityError
 from gpu_worker.records import (
     CompleteEvent,
@@ -23,6 +22,7 @@ from gpu_worker.records import (
     SamplingParams,
     TokenEvent,
 )
+from gpu_worker.startup.assemble import Assembled
 
 logger = logging.getLogger(__name__)
 
@@ -47,28 +47,28 @@ class Requests:
     num_steps: int = NUM_STEPS
     gives_up: bool = False
 
-    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+    def run(self, worker: Assembled, is_over: Callable[[], bool]) -> None:
         """Leaves nothing behind but counts."""
         answers: list[_Answer] = []
         try:
             for size in self.sizes:
                 for number in range(len(answers), size):
                     answers.append(_Answer(f"warm-up-{number}"))
-                    engine.submit(self._request(engine, answers[-1].request_id), answers[-1].take)
-                if not _decode(engine, answers, self.num_steps, is_over):
+                    worker.engine.submit(self._request(worker, answers[-1].request_id), answers[-1].take)
+                if not _decode(worker, answers, self.num_steps, is_over):
                     return
-            if self.gives_up and engine.caches.make_room(engine.pool.num_free_blocks + 1):
-                _decode(engine, answers, 2 * self.num_steps, is_over)
+            if self.gives_up and worker.runner.caches.make_room(worker.runner.pool.num_free_blocks + 1):
+                _decode(worker, answers, 2 * self.num_steps, is_over)
         except CapacityError as error:
             logger.info("no room to warm up %s: %s", self, error)
         finally:
             for answer in answers:
-                engine.abort(answer.request_id)
+                worker.engine.abort(answer.request_id)
 
-    def _request(self, engine: Engine, request_id: str) -> GenerationRequest:
-        info = engine.info
+    def _request(self, worker: Assembled, request_id: str) -> GenerationRequest:
+        info = worker.engine.info
         prompt = random.Random(0).choices(range(info.vocab_size), k=self.num_prompt)
-        return warm_request(engine, request_id, self.policy, tuple(prompt), self.max_tokens)
+        return warm_request(worker, request_id, self.policy, tuple(prompt), self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +79,33 @@ class SecondTurn:
     policy: str
     num_new: int
 
-    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+    def run(self, worker: Assembled, is_over: Callable[[], bool]) -> None:
         """Leaves nothing behind but counts, also in the store. Raises StoreUnavailable."""
-        sessions = engine.offloader.sessions
+        sessions = worker.runner.offloader.sessions
         length = sessions.slab_tokens + 2 * self.num_new
-        if length + 1 + NUM_STEPS > min(engine.info.max_model_len, MAX_PROMPT):
+        if length + 1 + NUM_STEPS > min(worker.engine.info.max_model_len, MAX_PROMPT):
             return
-        prompt = random.Random(0).choices(range(engine.info.vocab_size), k=length)
+        prompt = random.Random(0).choices(range(worker.engine.info.vocab_size), k=length)
         answers: list[_Answer] = []
         try:
             for turn in (prompt[: -self.num_new], prompt):
                 answers.append(_Answer(f"warm-up-{len(answers)}"))
-                asked = warm_request(engine, answers[-1].request_id, self.policy, tuple(turn), 1 + NUM_STEPS)
+                asked = warm_request(worker, answers[-1].request_id, self.policy, tuple(turn), 1 + NUM_STEPS)
                 shared = replace(asked, shares_prefix=True, prefix_salt=CALLER, session_id=SESSION)
-                engine.submit(shared, answers[-1].take)
-                if not _decode(engine, answers, NUM_STEPS, is_over):
+                worker.engine.submit(shared, answers[-1].take)
+                if not _decode(worker, answers, NUM_STEPS, is_over):
                     return
         except CapacityError as error:
             logger.info("no room to warm up %s: %s", self, error)
         finally:
             for answer in answers:
-                engine.abort(answer.request_id)
+                worker.engine.abort(answer.request_id)
             sessions.drop(CALLER, SESSION)
-            engine.offloader.known.clear()
+            worker.runner.offloader.known.clear()
 
 
 def warm_request(
-    engine: Engine, request_id: str, policy: str, prompt: tuple[int, ...], max_tokens: int
+    worker: Assembled, request_id: str, policy: str, prompt: tuple[int, ...], max_tokens: int
 ) -> GenerationRequest:
     """A request that shares its prompt with nobody. What sampling needs is part of it."""
     return GenerationRequest(
@@ -115,7 +115,7 @@ def warm_request(
         sampling=SamplingParams(max_tokens, temperature=0.7, top_p=0.9, seed=0, ignore_eos=True),
         constraint=_Anything(),
         policy=policy,
-        budget=engine.info.default_budget,
+        budget=worker.engine.info.default_budget,
         shares_prefix=False,
     )
 
@@ -155,19 +155,19 @@ class _Answer:
             raise self._error
 
 
-def _decode(engine: Engine, answers: list[_Answer], num_steps: int, is_over: Callable[[], bool]) -> bool:
+def _decode(worker: Assembled, answers: list[_Answer], num_steps: int, is_over: Callable[[], bool]) -> bool:
     """Until each answer has a token more than so many; False where it is over before."""
     while min(answer.num_tokens for answer in answers) <= num_steps:
-        if is_over() or not _step(engine):
+        if is_over() or not _step(worker):
             return False
         for answer in answers:
             answer.check()
     return True
 
 
-def _step(engine: Engine) -> bool:
+def _step(worker: Assembled) -> bool:
     """False where a request waits for room, which the others of its batch have."""
-    num_waiting = 0 if engine.prefills else engine.scheduler.num_waiting
-    if not engine.step():
+    num_waiting = 0 if worker.runner.prefills else worker.engine.scheduler.num_waiting
+    if not worker.engine.step():
         time.sleep(PAUSE_SECONDS)
-    return not num_waiting or engine.scheduler.num_waiting < num_waiting
+    return not num_waiting or worker.engine.scheduler.num_waiting < num_waiting

@@ -8,12 +8,11 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import combinations
 
-from gpu_worker.engine.admission.admission import SHORT
-from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import CapacityError
 from gpu_worker.policies.base import Family
-from gpu_worker.policies.registry import AUTO, LONG
+from gpu_worker.policies.registry import AUTO, LONG, SHORT
 from gpu_worker.runner.steps.graphs import MAX_PREPARED
+from gpu_worker.startup.assemble import Assembled
 from gpu_worker.startup.warm.warm_requests import warm_request
 from gpu_worker.state.sequence import Sequence
 
@@ -44,12 +43,12 @@ class Steps:
     lanes: tuple[tuple[Kind, int], ...]
     captures: bool = True
 
-    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+    def run(self, worker: Assembled, is_over: Callable[[], bool]) -> None:
         """Changes nothing that any sequence has."""
-        length = engine.info.max_model_len
+        length = worker.engine.info.max_model_len
         try:
-            engine.decode.prepare(
-                [one for kind, count in self.lanes for one in [_stand_in(engine, kind, length)] * count],
+            worker.runner.decode.prepare(
+                [one for kind, count in self.lanes for one in [_stand_in(worker, kind, length)] * count],
                 self.captures,
             )
         except CapacityError as error:
@@ -63,29 +62,29 @@ class ShorterSteps:
 
     policy: str
 
-    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+    def run(self, worker: Assembled, is_over: Callable[[], bool]) -> None:
         """As `Steps.run`. Nothing is captured."""
         length = ONE_LENGTH
-        while length < engine.info.max_model_len and not is_over():
+        while length < worker.engine.info.max_model_len and not is_over():
             try:
-                engine.decode.prepare([_stand_in(engine, Kind(self.policy), length)], captures=False)
+                worker.runner.decode.prepare([_stand_in(worker, Kind(self.policy), length)], captures=False)
             except CapacityError as error:
                 logger.info("no room to warm up a step of %d tokens: %s", length, error)
             length *= 2
 
 
-def step_stages(engine: Engine) -> list[Steps | ShorterSteps]:
+def step_stages(worker: Assembled) -> list[Steps | ShorterSteps]:
     """Of the server's policy where it recalls, of what `auto` stands for, and of `full`."""
-    default = engine.info.default_policy
+    default = worker.engine.info.default_policy
     selecting = dict.fromkeys((LONG if default == AUTO else default, LONG))
-    found = {policy: kinds for policy in selecting if (kinds := _kinds(engine, policy))}
+    found = {policy: kinds for policy in selecting if (kinds := _kinds(worker, policy))}
     every = [Kind(SHORT), *(kind for kinds in found.values() for kind in kinds)]
-    return [*(Steps(lanes) for lanes in batches(every, _sizes(engine))), *map(ShorterSteps, found)]
+    return [*(Steps(lanes) for lanes in batches(every, _sizes(worker))), *map(ShorterSteps, found)]
 
 
-def policy_steps(engine: Engine, policy: str) -> list[Steps | ShorterSteps]:
+def policy_steps(worker: Assembled, policy: str) -> list[Steps | ShorterSteps]:
     """Of another policy, alone and beside `full`. Nothing is captured."""
-    sizes, kinds = _sizes(engine), _kinds(engine, policy)
+    sizes, kinds = _sizes(worker), _kinds(worker, policy)
     most, found = sizes[-1], list[Steps | ShorterSteps]()
     for kind in kinds:
         some = dict.fromkeys((most, *sizes[:NUM_SIZES]))
@@ -117,30 +116,29 @@ def batches(kinds: Items[Kind], sizes: Items[int]) -> list[tuple[tuple[Kind, int
     return list(found)[:MAX_PREPARED]
 
 
-def _sizes(engine: Engine) -> list[int]:
+def _sizes(worker: Assembled) -> list[int]:
     """That batches are padded to."""
-    buckets, most = engine.caches.buckets, engine.info.max_num_seqs
+    buckets, most = worker.runner.caches.buckets, worker.engine.info.max_num_seqs
     return sorted({min(buckets.lanes(size), most) for size in range(1, most + 1)})
 
 
-def _kinds(engine: Engine, policy: str) -> list[Kind]:
+def _kinds(worker: Assembled, policy: str) -> list[Kind]:
     """None of a policy that selects at no step, or not on the device."""
-    if engine.offloader.selects_in_store:
+    if worker.runner.offloader.selects_in_store:
         # The host takes part in every step that selects.
         return []
-    sequence = _stand_in(engine, Kind(policy), engine.info.max_model_len)
+    sequence = _stand_in(worker, Kind(policy), worker.engine.info.max_model_len)
     if sequence.policy.family is not Family.RECALL or not sequence.plan.selects:
         return []
     return [Kind(policy)] if sequence.plan.all_resident else [Kind(policy), Kind(policy, can_miss=True)]
 
 
-def _stand_in(engine: Engine, kind: Kind, length: int) -> Sequence:
+def _stand_in(worker: Assembled, kind: Kind, length: int) -> Sequence:
     """A sequence of this length that holds nothing."""
-    request = warm_request(engine, "warm-up", kind.policy, (0,) * (length - 1), 1)
-    engine.submit(request, lambda event: None)
-    sequence = engine.scheduler.find(request.request_id)
-    assert sequence is not None, "it was submitted"
-    engine.abort(request.request_id)
+    request = warm_request(worker, "warm-up", kind.policy, (0,) * (length - 1), 1)
+    worker.engine.submit(request, lambda event: None)
+    sequence = worker.runner.sequences[request.request_id]
+    worker.engine.abort(request.request_id)
     sequence.num_tokens = length - 1
     sequence.window_begin = sequence.policy.window_begin(sequence.plan, sequence.num_tokens)
     sequence.num_slots = 0 if kind.can_miss else sequence.capacity

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import torch
 
-from gpu_worker.engine.engine import Engine
 from gpu_worker.engine.pace import NUM_SAMPLES
 from gpu_worker.errors import CapacityError, WorkerError
 from gpu_worker.policies.registry import AUTO, LONG
 from gpu_worker.records import EngineInfo
 from gpu_worker.runner.prompts.captured import buckets_within
+from gpu_worker.startup.assemble import Assembled
 from gpu_worker.startup.warm.warm_requests import MAX_PROMPT, NUM_STEPS, PAUSE_SECONDS, Requests, SecondTurn
 from gpu_worker.startup.warm.warm_steps import policy_steps, step_stages
 from gpu_worker.state.batch import Buckets
@@ -39,7 +39,7 @@ DENSE = "full"
 class Stage(Protocol):
     """A part of the warm-up."""
 
-    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+    def run(self, worker: Assembled, is_over: Callable[[], bool]) -> None:
         """Leaves nothing behind but counts. is_over: asked often; when it is true this returns."""
 
 
@@ -47,9 +47,9 @@ class Stage(Protocol):
 class Plans:
     """Attention of prompts of every length that is planned by itself, of a few rows of zeros each."""
 
-    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+    def run(self, worker: Assembled, is_over: Callable[[], bool]) -> None:
         try:
-            for _ in engine.prefills.plan_attention():
+            for _ in worker.runner.prefills.plan_attention():
                 if is_over():
                     return
         except CapacityError as error:
@@ -64,7 +64,7 @@ class OtherPolicy:
     policy: str
     prefill_chunk: int
 
-    def run(self, engine: Engine, is_over: Callable[[], bool]) -> None:
+    def run(self, worker: Assembled, is_over: Callable[[], bool]) -> None:
         until = time.monotonic() + POLICY_SECONDS
         what = f"the warm-up of {self.policy} failed, its first requests may take longer"
 
@@ -72,23 +72,25 @@ class OtherPolicy:
             return is_over() or time.monotonic() > until
 
         try:
-            found = policy_requests(self.policy, engine.info, self.prefill_chunk, engine.caches.buckets)
+            found = policy_requests(
+                self.policy, worker.engine.info, self.prefill_chunk, worker.runner.caches.buckets
+            )
             turn = SecondTurn(self.policy, CHAT)
-            for stage in [*found, turn, *policy_steps(engine, self.policy)]:
+            for stage in [*found, turn, *policy_steps(worker, self.policy)]:
                 if not is_late():
-                    stage.run(engine, is_late)
+                    stage.run(worker, is_late)
         except WorkerError as error:
             logger.warning("%s: %s", what, error)
         except Exception:
             logger.warning(what, exc_info=True)
 
 
-def stages(engine: Engine, prefill_chunk: int, others: Sequence[str] = ()) -> list[Stage]:
+def stages(worker: Assembled, prefill_chunk: int, others: Sequence[str] = ()) -> list[Stage]:
     """What a warm-up does. On a GPU: requests of the policy that is the default and of `full`, and their second turns;
     plans of attention for prompts of any length, steps of batches of any size; of `others` too. On a CPU, which
     compiles nothing: one short request."""
-    info = engine.info
-    found = requests(info, prefill_chunk, engine.caches.buckets)
+    info = worker.engine.info
+    found = requests(info, prefill_chunk, worker.runner.caches.buckets)
     if info.device == "cpu":
         return [*found]
     first, rest = found[:1], found[1:]
@@ -98,7 +100,7 @@ def stages(engine: Engine, prefill_chunk: int, others: Sequence[str] = ()) -> li
     )
     turns = [SecondTurn(policy, CHAT) for policy in dict.fromkeys((info.default_policy, DENSE))]
     more = [OtherPolicy(policy, prefill_chunk) for policy in others]
-    return [*first, *long, *turns, *more, Plans(), *step_stages(engine), *short]
+    return [*first, *long, *turns, *more, Plans(), *step_stages(worker), *short]
 
 
 def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Requests]:
@@ -169,7 +171,7 @@ class WarmUp:
 
     def __init__(
         self,
-        engine: Engine,
+        worker: Assembled,
         prefill_chunk: int,
         report: Callable[[int, int], None],
         limit_seconds: float = LIMIT_SECONDS,
@@ -177,10 +179,10 @@ class WarmUp:
     ) -> None:
         """report: gets how many stages are done, and of how many. limit_seconds: what is not done by then is left
         out; `POLICY_SECONDS` more for each of the policies that are warmed up too."""
-        self._engine = engine
+        self._worker = worker
         self._prefill_chunk = prefill_chunk
         self._report = report
-        self._policies = _others(engine.info.default_policy, policies)
+        self._policies = _others(worker.engine.info.default_policy, policies)
         self._limit_seconds = limit_seconds + POLICY_SECONDS * len(self._policies)
 
     def run(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
@@ -195,20 +197,20 @@ class WarmUp:
             return is_stopped() or time.monotonic() - begun > self._limit_seconds
 
         try:
-            found = stages(self._engine, self._prefill_chunk, self._policies)
+            found = stages(self._worker, self._prefill_chunk, self._policies)
             num_stages = len(found)
             for number, stage in enumerate(found):
                 self._report(number, num_stages)
                 if not is_over():
                     with torch.inference_mode():
-                        stage.run(self._engine, is_over)
-            while not (is_over() or self._engine.offloader.is_settled):
+                        stage.run(self._worker, is_over)
+            while not (is_over() or self._worker.runner.offloader.is_settled):
                 time.sleep(PAUSE_SECONDS)
         except WorkerError as error:
             logger.warning("the warm-up failed, first requests may take longer: %s", error)
         except Exception:
             logger.warning("the warm-up failed, first requests may take longer", exc_info=True)
         finally:
-            self._engine.reset_counts()
+            self._worker.engine.reset_counts()
         self._report(num_stages, num_stages)
         logger.info("the warm-up took %.1f s", time.monotonic() - begun)

@@ -203,13 +203,13 @@ def check_schedule(seed: int, num_requests: int, monkeypatch: pytest.MonkeyPatch
         rig.engine.step()
         # Also while a step is on its way.
         if draw.random() < 0.2:
-            rig.engine.tend()
+            rig.engine.check_store()
         return not (waiting or rig.engine.has_work)
 
     # Between two looks at a prefix that loads many steps have nothing to do.
     wait_until(is_over, poll=0.0)
     store.calm()
-    rig.engine.tend()
+    rig.engine.check_store()
     rig.store = store
     rig.check_empty()
     for one in asked:

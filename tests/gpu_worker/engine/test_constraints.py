@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 from engine_rig import Rig, make_model, request
 
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import RequestError
 from gpu_worker.records import FinishReason, GenerationRequest
-from gpu_worker.state.sequence import Status
 
 END = 0
 

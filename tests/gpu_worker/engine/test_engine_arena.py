@@ -25,6 +25,7 @@ from offload_rig import attached, count_calls, restart
 from waiting import PATIENCE, wait_until
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import InvalidLogits
 from gpu_worker.models import LoadedModel
 from gpu_worker.policies.clusterkv.policy import ClusterKV
@@ -32,7 +33,6 @@ from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import EngineStats, Usage
-from gpu_worker.state.sequence import Status
 from kv_store.disk.files import TierFiles
 from kv_store.local import LocalStore
 
@@ -64,7 +64,7 @@ def arena_rig(
             client=client,
             reuses_prefixes=reuses_prefixes,
         )
-        assert (rig.engine.offloader.arena is None) is (transport != "zero_copy")
+        assert (rig.runner.offloader.arena is None) is (transport != "zero_copy")
         yield store, rig
 
 
@@ -80,8 +80,8 @@ def served(transport: str) -> tuple[list[Record], EngineStats]:
         stats = rig.engine.stats()
         held = rig.client.stats()
         assert (held.num_sequences, held.held_bytes) == (0, 0)
-        if rig.engine.offloader.arena is not None:
-            assert bool((rig.engine.offloader.arena.slab_tables == -1).all())
+        if rig.runner.offloader.arena is not None:
+            assert bool((rig.runner.offloader.arena.slab_tables == -1).all())
         return records, stats
 
 
@@ -150,10 +150,10 @@ def test_a_store_that_was_restarted_is_read_and_written_anew() -> None:
         rig.submit(request("lost", "clusterkv", 30, prompt=random_prompt(120, 3), max_tokens=60))
         while len(rig.records["lost"].tokens) < 10:
             rig.step()
-        before = rig.engine.offloader.arena
+        before = rig.runner.offloader.arena
         restart(store, rig.client)
         again = rig.run(replace(one, request_id="again"))[0]
-        assert rig.engine.offloader.arena is not before
+        assert rig.runner.offloader.arena is not before
         assert again.tokens == alone.tokens
         assert untimed(again.usage) == untimed(alone.usage)
         assert isinstance(rig.records["lost"].error, Exception)
@@ -255,14 +255,14 @@ def test_what_the_store_kept_on_its_disk_is_read_and_others_do_not_wait_for_it(
             rig.run(replace(one, request_id=f"first {policy}"))
             store.server.store.settle()
             store.restart()
-            wait_until(rig.engine.offloader.renew)
+            wait_until(rig.runner.offloader.renew)
             may_read.clear()
             rig.submit(one)
             unknown = random_prompt(60, len(policy))
             rig.submit(request(f"other {policy}", policy, budget, prompt=unknown, max_tokens=12))
             while len(rig.records[f"other {policy}"].tokens) < 12:
                 rig.step()
-            assert rig.sequence(policy).status is Status.WAITING
+            assert rig.status(policy) is Status.WAITING
             may_read.set()
             wait_until(lambda: rig.step() is None and not rig.engine.has_work)
             record = rig.records[policy]

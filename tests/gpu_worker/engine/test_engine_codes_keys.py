@@ -48,13 +48,13 @@ def expected() -> dict[str, list[int]]:
 def asked(rig: Rig) -> dict[str, list[bool]]:
     """Of each request's jobs, whether only codebooks were wanted."""
     found: dict[str, list[bool]] = {}
-    build = rig.engine.offloader.trainings.build
+    build = rig.runner.offloader.trainings.build
 
     def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
         found.setdefault(sequence.sequence_id, []).append(getattr(job.params, "codebooks_only", False))
         return build(sequence, layer, job, prefill_seconds)
 
-    rig.engine.offloader.trainings.build = note  # type: ignore[method-assign]
+    rig.runner.offloader.trainings.build = note  # type: ignore[method-assign]
     return found
 
 
@@ -84,18 +84,18 @@ def test_what_no_layer_hides_the_device_trains(
     free = registry(PQCache(num_bits=4))
     alone = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free, trains_indexes=True)
     layers, rig = [], Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free)
-    build = rig.engine.offloader.trainings.build
+    build = rig.runner.offloader.trainings.build
 
     def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
         layers.append(layer)
         return build(sequence, layer, job, prefill_seconds)
 
-    rig.engine.offloader.trainings.build = note  # type: ignore[method-assign]
+    rig.runner.offloader.trainings.build = note  # type: ignore[method-assign]
     asked_for = request("a", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45)
     for each in (rig, alone):
         each.run(asked_for)
     assert layers == list(range(NUM_LAYERS - 2))
-    indexes = [each.engine.caches.recall.indexes.of(free["pqcache"]) for each in (rig, alone)]
+    indexes = [each.runner.caches.recall.indexes.of(free["pqcache"]) for each in (rig, alone)]
     assert torch.equal(indexes[0].codebooks[0, -2:], indexes[1].codebooks[0, -2:])
     # Where the number of iterations is given, the store trains all of it.
     for fixed in (PQCache(max_iterations=4), PQCache(metric="ip")):
@@ -124,15 +124,15 @@ def test_a_gpu_trains_clusters_unless_they_are_left_to_the_store(
 @pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
 def test_indexes_are_taken_over_while_later_layers_are_computed(hot_cache: HotCacheSize) -> None:
     rig = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=FIXED)
-    taken, load = [], rig.engine.caches.recall.load
+    taken, load = [], rig.runner.caches.recall.load
 
     def note(sequence, trained, timeout_seconds):  # type: ignore[no-untyped-def]
         is_loaded = load(sequence, trained, timeout_seconds)
         if is_loaded:
-            taken.append((trained.layer, bool(rig.engine.prefills)))
+            taken.append((trained.layer, bool(rig.runner.prefills)))
         return is_loaded
 
-    rig.engine.caches.recall.load = note  # type: ignore[method-assign]
+    rig.runner.caches.recall.load = note  # type: ignore[method-assign]
     rig.run(requests()[0])
     # In order, each once, and but for the last ones before the prompt is done.
     assert [layer for layer, _ in taken] == list(range(NUM_LAYERS))
@@ -144,17 +144,17 @@ def test_an_abort_after_indexes_were_taken_over_leaves_nothing(
     hot_cache: HotCacheSize, expected: dict[str, list[int]]
 ) -> None:
     rig = Rig(max_num_seqs=1, hot_cache=hot_cache, policies=FIXED)
-    taken, load = [], rig.engine.caches.recall.load
+    taken, load = [], rig.runner.caches.recall.load
 
     def note(*arguments):  # type: ignore[no-untyped-def]
         taken.append(load(*arguments))
         return taken[-1]
 
-    rig.engine.caches.recall.load = note  # type: ignore[method-assign]
+    rig.runner.caches.recall.load = note  # type: ignore[method-assign]
     rig.submit(request("gone", "pqcache", 0.25, prompt=random_prompt(170, 9), max_tokens=45))
     while not any(taken):
         rig.step()
-    assert rig.engine.prefills
+    assert rig.runner.prefills
     rig.engine.abort("gone")
     rig.check_empty()
     # The next one has its seat.

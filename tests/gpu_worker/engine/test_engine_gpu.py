@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.request import Status
 from gpu_worker.kernels.attention import Rest
 from gpu_worker.models import load_model
 from gpu_worker.policies.bitkeys.policy import BitIndex, BitKeys
@@ -24,10 +25,10 @@ from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import AttentionEvent, Budget, GenerationRequest, IndexDevice, SamplingParams
+from gpu_worker.runner.runner import LocalRunner
 from gpu_worker.runner.steps import attention_views
 from gpu_worker.runner.steps.decode import StepResult
 from gpu_worker.startup.assemble import EngineOptions, assemble
-from gpu_worker.state.sequence import Status
 from gpu_worker.state.slot_pool import physical_slots
 from kv_store.client import Layout, StoreClient
 
@@ -60,7 +61,7 @@ def running(
     captures_graphs: bool = True,
     reuses_prefixes: bool = False,
     dtype: torch.dtype = torch.float32,
-) -> Iterator[Engine]:
+) -> Iterator[tuple[Engine, LocalRunner]]:
     """carrel-nano over a store of its own."""
     model = load_model(str(NANO), device=torch.device(device), dtype=dtype)
     config = model.config
@@ -82,11 +83,11 @@ def running(
     )
     with LocalStore(2 << 30, slab_bytes=256 << 10, num_trainers=2) as store:
         client = StoreClient.connect(store.target, layout, worker_id="test", transport=transport)
-        engine = assemble(model, client, options)
+        worker = assemble(model, client, options)
         try:
-            yield engine
+            yield worker.engine, worker.runner
         finally:
-            engine.close()
+            worker.engine.close()
 
 
 def prompts(lengths: list[int]) -> list[tuple[int, ...]]:
@@ -134,7 +135,7 @@ def every_policy(num_tokens: int = 40) -> list[GenerationRequest]:
 
 @pytest.fixture(scope="module")
 def cpu_tokens() -> dict[str, list[int]]:
-    with running("cpu") as engine:
+    with running("cpu") as (engine, _):
         return answers(engine, every_policy())
 
 
@@ -158,7 +159,7 @@ def test_the_gpu_gives_the_cpus_tokens(
     cpu_tokens: dict[str, list[int]],
 ) -> None:
     asked = [one for one in every_policy() if one.policy != other]
-    with running("cuda", hot_cache, transport, index_device) as engine:
+    with running("cuda", hot_cache, transport, index_device) as (engine, _):
         assert answers(engine, asked) == {one.request_id: cpu_tokens[one.request_id] for one in asked}
         if hot_cache == LEAST:
             stats = engine.stats()
@@ -169,7 +170,7 @@ def test_nothing_is_captured_where_steps_are_to_be_eager(
     cpu_tokens: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock(side_effect=AssertionError("captured")))
-    with running("cuda", index_device=IndexDevice.CPU, captures_graphs=False) as engine:
+    with running("cuda", index_device=IndexDevice.CPU, captures_graphs=False) as (engine, _):
         assert answers(engine, every_policy()) == cpu_tokens
 
 
@@ -195,11 +196,11 @@ def test_attention_waits_for_what_stands_in_beside_it(
         seen.append([])
         if late:
             monkeypatch.setattr(BitKeys, "stand_in", stand_in_late)
-        with running("cuda", hot_cache, captures_graphs=captures_graphs) as engine:
-            engine.decode.watch = watch
+        with running("cuda", hot_cache, captures_graphs=captures_graphs) as (engine, runner):
+            runner.decode.watch = watch
             for one in asked:
                 answers(engine, [one])
-            assert bool(engine.decode.graphs.captured) == captures_graphs
+            assert bool(runner.decode.graphs.captured) == captures_graphs
     at_once, waited = seen
     assert len(at_once) == len(waited) > 0
     assert all(torch.equal(one, other) for one, other in zip(at_once, waited, strict=True))
@@ -215,7 +216,7 @@ def test_captured_steps_tell_what_they_attended(
     seen = []
     for captures_graphs in (False, True):
         record = Record()
-        with running("cuda", hot_cache, captures_graphs=captures_graphs) as engine:
+        with running("cuda", hot_cache, captures_graphs=captures_graphs) as (engine, _):
             engine.submit(asked, record.events.append)
             step_until(engine, lambda: not engine.has_work, most=50_000)
         events = [event for event in record.events if isinstance(event, AttentionEvent)]
@@ -242,10 +243,10 @@ def differ(page_of: dict[str, tuple[int, ...]]) -> set[str]:
     asked = [request(name, name, page, 24) for name, page in page_of.items()]
     if not asked:
         return set()
-    with running("cpu", max_num_seqs=len(asked), slot_bytes=1 << 30) as engine:
+    with running("cpu", max_num_seqs=len(asked), slot_bytes=1 << 30) as (engine, _):
         expected = answers(engine, asked)
     store = IndexDevice.CPU
-    with running("cuda", index_device=store, max_num_seqs=len(asked), slot_bytes=1 << 30) as engine:
+    with running("cuda", index_device=store, max_num_seqs=len(asked), slot_bytes=1 << 30) as (engine, _):
         found = answers(engine, asked)
     return {name for name in page_of if found[name] != expected[name]}
 
@@ -253,10 +254,10 @@ def differ(page_of: dict[str, tuple[int, ...]]) -> set[str]:
 @pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
 def test_indexes_trained_on_the_device_answer_alone_as_in_a_batch(hot_cache: HotCacheSize) -> None:
     alone = {}
-    with running("cuda", hot_cache, index_device=IndexDevice.GPU) as engine:
+    with running("cuda", hot_cache, index_device=IndexDevice.GPU) as (engine, _):
         for one in every_policy():
             alone.update(answers(engine, [one]))
-    with running("cuda", hot_cache, index_device=IndexDevice.GPU) as engine:
+    with running("cuda", hot_cache, index_device=IndexDevice.GPU) as (engine, _):
         assert answers(engine, every_policy()) == alone
 
 
@@ -264,7 +265,7 @@ def test_short_prompts_answer_together_as_each_alone() -> None:
     pages = prompts([300, 40, 7, 333, 200, 1])
     asked = [request(f"{n}", POLICIES[n % 4], page) for n, page in enumerate(pages)]
     alone = {}
-    with running("cuda") as engine:
+    with running("cuda") as (engine, _):
         for one in asked:
             alone.update(answers(engine, [one]))
         assert answers(engine, asked) == alone
@@ -276,7 +277,7 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
 
     A window that is clustered does wait, once in so many steps as it has tokens: none is here.
     """
-    with running("cuda", hot_cache, window_size=1536) as engine:
+    with running("cuda", hot_cache, window_size=1536) as (engine, runner):
         # Tokens enough that the first still decode once the last one does.
         for one in every_policy(num_tokens=1500):
             engine.submit(one, lambda event: None)
@@ -284,17 +285,17 @@ def test_no_decode_step_waits_for_the_device(hot_cache: HotCacheSize) -> None:
         step_until(engine, lambda: len(scheduler.with_status(Status.DECODE)) == 8, most=1400)
         for _ in range(3):
             engine.step()
-        sequences = scheduler.with_status(Status.DECODE)
+        sequences = [runner.sequences[one.request_id] for one in scheduler.with_status(Status.DECODE)]
         with torch.inference_mode():
             for _ in range(3):
                 torch.cuda.set_sync_debug_mode("error")
                 try:
-                    result = engine.decode.run(sequences)
+                    result = runner.decode.run(sequences)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
                 assert len(result.sequences) == 8
                 torch.cuda.synchronize()
-        assert engine.decode.graphs.captured
+        assert runner.decode.graphs.captured
 
 
 @pytest.mark.parametrize("hot_cache", [WHOLE, LEAST])
@@ -306,16 +307,16 @@ def test_no_look_waits_for_the_device(
     monkeypatch.setattr(attention_views, "REST", 0)
     record = Record()
     asked = replace(request("one", policy, prompts([1500])[0], num_tokens=300), attention=True)
-    with running("cuda", hot_cache) as engine:
+    with running("cuda", hot_cache) as (engine, runner):
         engine.submit(asked, record.events.append)
         step_until(engine, lambda: len(record.tokens) > 9)
-        sequences = engine.scheduler.with_status(Status.DECODE)
+        sequences = [runner.sequences[one.request_id] for one in engine.scheduler.with_status(Status.DECODE)]
         num_events = len(record.events)
         with torch.inference_mode():
             for _ in range(3):
                 torch.cuda.set_sync_debug_mode("error")
                 try:
-                    engine.decode.run(sequences)
+                    runner.decode.run(sequences)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
                 torch.cuda.synchronize()
@@ -323,10 +324,10 @@ def test_no_look_waits_for_the_device(
 
 
 def test_compressing_again_does_not_wait_for_the_device() -> None:
-    with running("cuda") as engine:
+    with running("cuda") as (engine, runner):
         engine.submit(request("one", "chelsea", prompts([1500])[0], num_tokens=600), lambda event: None)
         step_until(engine, lambda: bool(engine.scheduler.with_status(Status.DECODE)))
-        sequence = engine.scheduler.with_status(Status.DECODE)[0]
+        sequence = runner.sequences[engine.scheduler.with_status(Status.DECODE)[0].request_id]
         # Once for what is compiled then.
         for is_first in (True, False):
             step_until(engine, lambda: sequence.num_tokens - sequence.kept_at == 128)
@@ -334,7 +335,7 @@ def test_compressing_again_does_not_wait_for_the_device() -> None:
             with torch.inference_mode():
                 torch.cuda.set_sync_debug_mode("default" if is_first else "error")
                 try:
-                    engine.decode.advance(sequence)
+                    runner.decode.advance(sequence)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
             assert sequence.kept_at == sequence.num_tokens
@@ -344,7 +345,7 @@ def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
     source = random.Random(0)
     pages = prompts([40, 150, 290, 400])
     # Few at once: every mix of policies is a step of its own, to be captured.
-    with running("cuda", HotCacheSize(share=0.2), max_num_seqs=3) as engine:
+    with running("cuda", HotCacheSize(share=0.2), max_num_seqs=3) as (engine, runner):
         records: dict[str, Record] = {}
         for number in range(200):
             name = f"request {number}"
@@ -364,9 +365,9 @@ def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
             0,
             0,
         )
-        assert engine.pool.num_free_blocks == engine.pool.num_blocks
-        assert engine.offloader.num_sequences == 0
-        assert bool((engine.offloader.arena.slab_tables == -1).all())
+        assert runner.pool.num_free_blocks == runner.pool.num_blocks
+        assert runner.offloader.num_sequences == 0
+        assert bool((runner.offloader.arena.slab_tables == -1).all())
 
 
 @pytest.mark.parametrize("policy", ["full", "snapkv", "pqcache"])
@@ -376,9 +377,9 @@ def test_what_is_known_of_a_prompt_is_read_while_it_is_computed(
 ) -> None:
     page, *ends = prompts([3000, 100, 300, 600])
     first, *others = (request(f"{n}", policy, page + end) for n, end in enumerate(ends))
-    with running("cuda", index_device=index_device) as engine:
+    with running("cuda", index_device=index_device) as (engine, _):
         expected = answers(engine, [first, *others])
-    with running("cuda", index_device=index_device, reuses_prefixes=True) as engine:
+    with running("cuda", index_device=index_device, reuses_prefixes=True) as (engine, _):
         assert answers(engine, [first])["0"] == expected["0"]
         records = {one.request_id: Record() for one in others}
         for one in others:
@@ -397,7 +398,7 @@ def test_a_captured_prompt_answers_alike_whatever_ran_before_and_is_the_same_in_
     def short(name: str, policy: str) -> GenerationRequest:
         return replace(request(name, policy, pages[policy], 12), budget=Budget(tokens=4096))
 
-    with running("cuda", dtype=torch.bfloat16) as engine:
+    with running("cuda", dtype=torch.bfloat16) as (engine, runner):
         found = []
         # Run as it is, captured, replayed.
         for _ in range(4):
@@ -411,11 +412,11 @@ def test_a_captured_prompt_answers_alike_whatever_ran_before_and_is_the_same_in_
         assert all(tokens == found[0] for tokens in found)
 
         engine.submit(short("kept", "pqcache"), lambda event: None)
-        kept = engine.scheduler.find("kept")
-        step_until(engine, lambda: kept.status is Status.DECODE)
-        num_tokens, tables = kept.num_prefill, engine.caches.block_tables.tables[kept.seat]
+        step_until(engine, lambda: engine.scheduler.find("kept").status is Status.DECODE)
+        kept = runner.sequences["kept"]
+        num_tokens, tables = kept.num_prefill, runner.caches.block_tables.tables[kept.seat]
         positions = torch.arange(num_tokens, device="cuda")
         for layer, table in enumerate(tables):
             slots = physical_slots(table, positions.expand(len(table), -1))
-            in_arena = engine.offloader.reads.inspect(kept, layer, len(table))[:, :num_tokens]
-            assert torch.equal(in_arena, engine.pool.rows[slots])
+            in_arena = runner.offloader.reads.inspect(kept, layer, len(table))[:, :num_tokens]
+            assert torch.equal(in_arena, runner.pool.rows[slots])

@@ -29,6 +29,7 @@ from waiting import PATIENCE
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.index_training import index_bytes
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError, WorkerError
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
@@ -47,12 +48,13 @@ from gpu_worker.records import (
     SamplingParams,
     TokenEvent,
 )
+from gpu_worker.runner.prompts.in_progress import AnyPass
 from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.runner.steps.decode import StepResult
 from gpu_worker.sampling import Sampler
 from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.startup.assemble import cache_shape
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BLOCK_SIZE, physical_slots
 from kv_store.client import StoreUnreachable
 
@@ -190,7 +192,7 @@ def test_an_abort_at_any_stage_frees_everything_and_disturbs_nobody(stage: Statu
     rig.step_to("victim", stage, 5 if stage is Status.DECODE else 0)
     if stage is Status.INDEXING:
         rig.step(3)
-        assert rig.sequence("victim").status is Status.INDEXING
+        assert rig.status("victim") is Status.INDEXING
     given = len(rig.records["victim"].tokens)
     rig.engine.abort("victim")
     record = rig.records["victim"]
@@ -362,12 +364,12 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
     rig = Rig(hot_cache=LEAST, tokens_per_slab=32)
     prompt = random_prompt(120)
     rig.submit(request("one", policy, 0.3, max_tokens=100), request("other", "pqcache", 0.2, max_tokens=60))
-    recall = rig.engine.caches.recall
+    recall = rig.runner.caches.recall
     checked = 0
     while rig.engine.has_work:
         rig.step()
-        sequence = rig.engine.scheduler.find("one")
-        if sequence is None or sequence.status is not Status.DECODE or sequence.num_tokens % 7:
+        sequence = rig.runner.sequences.get("one")
+        if sequence not in rig.decoding or sequence.num_tokens % 7:
             continue
         stored = rig.store.rows["one"][:, :, : sequence.num_tokens].view(np.float32)
         assert np.isfinite(stored).all()
@@ -379,8 +381,8 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
                 else:
                     slot_of = torch.arange(sequence.num_tokens)
                 positions = (slot_of >= 0).nonzero().flatten()
-                table = rig.engine.caches.block_tables.tables[sequence.seat, layer, head]
-                held = rig.engine.pool.rows[physical_slots(table, slot_of[positions].long())]
+                table = rig.runner.caches.block_tables.tables[sequence.seat, layer, head]
+                held = rig.runner.pool.rows[physical_slots(table, slot_of[positions].long())]
                 assert np.array_equal(held.numpy(), stored[layer, head, positions])
                 assert positions[:4].tolist() == [0, 1, 2, 3]
                 checked += len(positions)
@@ -604,13 +606,13 @@ def test_a_step_that_runs_out_of_memory_ends_its_requests_and_the_engine_goes_on
     rig.submit(*(request(name, *policy, max_tokens=60) for name, policy in policies.items()))
     while not all(rig.records[name].tokens for name in "abc"):
         rig.step()
-    run = rig.engine.decode.run
+    run = rig.runner.decode.run
 
     def failing(sequences: list[Sequence], drawn: torch.Tensor | None = None) -> StepResult:
-        rig.engine.decode.run = run  # type: ignore[method-assign]
+        rig.runner.decode.run = run  # type: ignore[method-assign]
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    rig.engine.decode.run = failing  # type: ignore[method-assign]
+    rig.runner.decode.run = failing  # type: ignore[method-assign]
     rig.drain()
     for name in "abc":
         assert isinstance(rig.records[name].error, CapacityError)
@@ -658,7 +660,7 @@ def test_a_short_prompt_overtakes_a_long_one_and_neither_notices(policy: str) ->
     rig.step(10)
     rig.submit(short)
     rig.step_until(lambda: rig.records["short"].is_over)
-    assert rig.sequence("long").status is Status.PREFILL
+    assert rig.status("long") is Status.PREFILL
     assert rig.engine.stats().running == 1
     rig.drain()
     assert [rig.records[name].tokens for name in ("long", "short")] == alone
@@ -681,18 +683,19 @@ def test_a_stream_has_its_token_while_the_iterations_prompts_are_still_queued() 
     rig.submit(request("stream", "full", prompt=random_prompt(9, 1), max_tokens=8))
     rig.step_until(lambda: bool(rig.records["stream"].tokens))
     rig.engine.step()
-    prefills, seen = rig.engine.prefills, list[int]()
+    prefills, seen = rig.runner.prefills, list[int]()
     begin = prefills.begin
 
-    def noted(sequences: list[Sequence]) -> None:
-        begin(sequences)
-        advance = prefills[sequences[0]].advance
+    def noted(sequences: list[Sequence]) -> AnyPass:
+        begun = begin(sequences)
+        advance = begun.advance
 
         def noting(wait: bool) -> list[tuple[Sequence, WorkerError]]:
             seen.append(len(rig.records["stream"].tokens))
             return advance(wait)
 
-        prefills[sequences[0]].advance = noting  # type: ignore[method-assign]
+        begun.advance = noting  # type: ignore[method-assign]
+        return begun
 
     prefills.begin = noted  # type: ignore[method-assign]
     rig.submit(request("long", "full", prompt=random_prompt(70, 2)))

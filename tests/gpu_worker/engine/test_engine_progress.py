@@ -9,10 +9,11 @@ import torch
 from engine_rig import Record, Rig, random_prompt, request
 
 from gpu_worker.engine.outbox import Outbox
+from gpu_worker.engine.request import Status
 from gpu_worker.records import GenerationRequest, ProgressEvent
 from gpu_worker.runner.steps.decode import StepResult
 from gpu_worker.runner.steps.drawing import FirstTokens
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 
 
 def progress(record: Record) -> list[ProgressEvent]:
@@ -82,17 +83,17 @@ def test_gauges_tell_the_prompts_in_progress_and_those_that_wait() -> None:
 
 def test_a_first_token_is_told_before_the_next_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: tokens come later than they are asked for, and events are held back beside a step."""
-    monkeypatch.setattr("gpu_worker.engine.engine.Outbox", lambda device: Outbox(torch.device("cuda")))
+    monkeypatch.setattr("gpu_worker.startup.assemble.Outbox", lambda holds: Outbox(holds=True))
     monkeypatch.setattr(FirstTokens, "is_there", lambda self, sequence, wait: wait)
     rig = Rig()
     rig.submit(request("one"))
-    run, told = rig.engine.decode.run, list[int]()
+    run, told = rig.runner.decode.run, list[int]()
 
     def queue_step(sequences: list[Sequence], *drawn: torch.Tensor | None) -> StepResult:
         told.append(len(rig.records["one"].tokens))
         return run(sequences, *drawn)
 
-    monkeypatch.setattr(rig.engine.decode, "run", queue_step)
+    monkeypatch.setattr(rig.runner.decode, "run", queue_step)
     rig.drain()
     # Each step that follows has begun when the one before it is told.
     assert told[:3] == [1, 1, 2]

@@ -168,7 +168,7 @@ def test_the_value_of_what_is_evicted_goes_where_the_policy_says() -> None:
     """The naive decoder changes the rows themselves; the engine's pool is asked for its values."""
     rig = Rig(policies=with_policy(Giving()))
     rig.submit(request("one", "giving", BUDGET, max_tokens=STEPS))
-    caches, pool = rig.engine.caches, rig.engine.pool
+    caches, pool = rig.runner.caches, rig.runner.pool
 
     def values() -> dict[int, Tensor]:
         kept = caches.retain.kept
@@ -217,7 +217,7 @@ def test_a_head_that_evicts_nothing_yet_may_name_any_slot_to_give_from() -> None
 
     rig = Rig(policies=with_policy(Hasty()))
     # Blocks that nobody was dealt are in no table.
-    rig.engine.caches.block_tables.tables.fill_(1 << 30)
+    rig.runner.caches.block_tables.tables.fill_(1 << 30)
     assert len(rig.tokens(request("one", "hasty", 80, prompt=300, max_tokens=20))) == 20
     rig.check_empty()
 
@@ -412,7 +412,7 @@ def test_a_head_that_kept_little_may_keep_much_when_it_is_compressed_again(
     expected = greedy(make_model(), random_prompt(300), 100, attended)[0]
     rig = Rig(policies=with_policy(Swinging()))
     # Blocks that nobody was dealt are in no table.
-    rig.engine.caches.block_tables.tables.fill_(1 << 30)
+    rig.runner.caches.block_tables.tables.fill_(1 << 30)
     assert rig.tokens(request("one", "swinging", 80, prompt=300, max_tokens=100)) == expected
     rig.check_empty()
 
@@ -424,7 +424,7 @@ def test_state_never_grows_beyond_the_longest_head_that_may_come() -> None:
     one = rig.run(request("one", policy.name, 250, prompt=300, max_tokens=200))[0]
     assert len(one.tokens) == 200
     # The outlier head ends with 499 tokens.
-    assert rig.engine.caches.retain.kept.width == 512
+    assert rig.runner.caches.retain.kept.width == 512
 
 
 def test_who_waits_does_not_ask_its_policy_at_every_step() -> None:

@@ -8,8 +8,8 @@ from naive_decoder import greedy
 from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import CapacityError, StoreUnavailable
-from gpu_worker.state.sequence import Status
 from kv_store.client import StaleEpoch, StoreFull, StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]

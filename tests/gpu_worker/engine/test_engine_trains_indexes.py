@@ -7,8 +7,8 @@ import torch
 from engine_rig import NUM_LAYERS, Rig, mixed_requests, request
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.state.sequence import Status
 from kv_store.client import StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
@@ -70,7 +70,7 @@ def test_clusters_of_decoded_windows_hold_every_token_once() -> None:
     sequence = rig.sequence("one")
     # Two windows of 40 were clustered; the third is under way.
     assert sequence.window_begin == 130 + 80
-    index = rig.engine.caches.recall.indexes.of(sequence.policy)
+    index = rig.runner.caches.recall.indexes.of(sequence.policy)
     sizes = index.sizes[sequence.seat]
     assert bool((sizes.sum(dim=-1) == 130 + 80 - 4).all())
     labels = index.labels[sequence.seat, :, :, 4 : 130 + 80]
@@ -97,10 +97,10 @@ def test_who_has_nothing_in_the_store_goes_on_as_if_nothing_was_when_the_store_i
     rig.store.lost = StoreUnreachable("silent for a lease")
     rig.step(3)
     assert isinstance(rig.records["measured"].error, StoreUnavailable)
-    assert sequence.status is Status.DECODE
+    assert rig.status("one") is Status.DECODE
     if policy == "pqcache":
         # Every token that left the window was coded, once.
-        index = rig.engine.caches.recall.indexes.of(sequence.policy)
+        index = rig.runner.caches.recall.indexes.of(sequence.policy)
         counts = index.pair_counts[sequence.seat].sum(dim=-1)
         assert bool((counts == sequence.window_begin - sequence.plan.num_sink).all())
     rig.drain()

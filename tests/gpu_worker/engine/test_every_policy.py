@@ -147,7 +147,7 @@ def kept_after_prefill(rig: Rig, name: str) -> tuple[Sequence, Tensor]:
     while not rig.records[name].tokens:
         rig.step()
     sequence = rig.sequence(name)
-    kept = rig.engine.caches.retain.kept
+    kept = rig.runner.caches.retain.kept
     positions = kept.positions[sequence.seat]
     # The first token was sampled from the prompt's logits; a decode step may have added one more.
     return sequence, positions.where(positions < PROMPT, -1).clone()

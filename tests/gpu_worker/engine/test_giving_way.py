@@ -17,12 +17,12 @@ from offload_rig import SLAB_BYTES, attached, count_calls
 from waiting import PATIENCE
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import NeverFits
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import FinishReason, GenerationRequest, ProgressEvent, TokenEvent
-from gpu_worker.state.sequence import Status
 from kv_store.client import StoreClient
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +43,7 @@ def test_the_youngest_gives_way_where_the_arena_is_full_and_goes_on_with_the_sam
     rig = Rig(capacity_tokens=256)
     rig.submit(old, young)
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
-    assert rig.sequence("young").status is Status.WAITING
+    assert rig.status("young") is Status.WAITING
     told = len(rig.records["young"].events)
     tries = count_calls(rig.store, "begin")
     rig.step(5)
@@ -67,8 +67,8 @@ def test_the_lowest_priority_gives_way_before_the_youngest() -> None:
     rig = Rig(capacity_tokens=256)
     rig.submit(low, usual)
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
-    assert rig.sequence("low").status is Status.WAITING
-    assert rig.sequence("usual").status is Status.DECODE
+    assert rig.status("low") is Status.WAITING
+    assert rig.status("usual") is Status.DECODE
     rig.drain()
     assert [rig.records[name].tokens for name in ("low", "usual")] == alone
     rig.check_empty()
@@ -212,11 +212,11 @@ def test_a_more_important_request_gets_slots_from_a_less_important_one(policy: s
     rig.submit(replace(high, priority=0))
     rig.step(3)
     # Who is as important waits.
-    assert rig.sequence("high").status is Status.WAITING
+    assert rig.status("high") is Status.WAITING
     rig.engine.abort("high")
     rig.submit(high)
     rig.step_to("high", Status.DECODE)
-    assert rig.sequence("low").status is Status.WAITING
+    assert rig.status("low") is Status.WAITING
     rig.drain()
     assert [rig.records[name].tokens for name in ("low", "high")] == alone
     rig.check_empty()
@@ -229,11 +229,11 @@ def test_a_prompt_that_gives_way_begins_anew_and_its_progress_is_not_told_twice(
     rig = Rig(max_num_seqs=1)
     rig.submit(low)
     rig.step(4)
-    assert rig.sequence("low").status is Status.PREFILL
+    assert rig.status("low") is Status.PREFILL
     told = list(rig.records["low"].events)
     rig.submit(high)
     rig.step()
-    assert rig.sequence("low").status is Status.WAITING
+    assert rig.status("low") is Status.WAITING
     rig.drain()
     assert rig.records["low"].tokens == expected
     assert [event for event in rig.records["low"].events if isinstance(event, ProgressEvent)] == told
@@ -450,7 +450,7 @@ def test_the_youngest_gives_way_where_slots_run_out_and_goes_on_with_the_same_to
     rig = Rig(full_layers=full_layers, slot_bytes=pool_of(15))
     rig.submit(*requests)
     rig.step_until(lambda: rig.engine.stats().preemptions_total)
-    assert rig.sequence("young").status is Status.WAITING
+    assert rig.status("young") is Status.WAITING
     rig.drain()
     assert [rig.records[name].tokens for name in lengths] == alone
     assert rig.engine.stats().requests_failed_total == 0

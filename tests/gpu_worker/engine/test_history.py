@@ -134,7 +134,7 @@ class History:
             if draw.random() < 0.002:
                 self._store.restart()
             rig.step()
-            rig.engine.tend()
+            rig.engine.check_store()
             if len(self.asked) == num_requests and not rig.engine.has_work:
                 return
         raise AssertionError(f"requests are left: {rig.engine.stats()}")
@@ -169,7 +169,7 @@ def check_history(seed: int, undisturbed: dict[str, list[int]], num_requests: in
         assert faults.struck
         # Whatever happened, the next one is served, and nothing of the others is left.
         faults.end()
-        wait_until(lambda: rig.engine.tend() is None and rig.engine.is_store_reachable)
+        wait_until(lambda: rig.engine.check_store() is None and rig.engine.is_store_reachable)
         last = replace(pool_of_requests()[1], request_id="last")
         rig.submit(last)
         # What it begins with may come from the disk, and thousands of steps go by meanwhile.

@@ -197,11 +197,11 @@ def test_the_arena_keeps_the_rows_of_other_layers_only(names: tuple[str, ...]) -
     sequence = rig.sequence("one")
     assert sequence.offloads
     assert sequence.can_miss
-    kept = rig.engine.caches.layers.num_kept
-    rig.engine.offloader.seal(sequence, sequence.num_tokens)
+    kept = rig.runner.caches.layers.num_kept
+    rig.runner.offloader.seal(sequence, sequence.num_tokens)
     assert len(rig.store.sealed_at["one"]) == kept == 2
     num_bytes = sequence.num_tokens * kept * rig.store.layout.token_bytes
-    assert rig.engine.caches.held_bytes(sequence)[1] == num_bytes
+    assert rig.runner.caches.held_bytes(sequence)[1] == num_bytes
     rig.drain()
     assert {layer for _, layer, _ in rig.store.segments} <= set(range(kept))
     rig.check_empty()

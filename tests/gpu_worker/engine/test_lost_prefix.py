@@ -10,8 +10,8 @@ from engine_rig import LAYOUT, Rig, random_prompt, request, tokens_alone
 from offload_rig import attached
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.request import Status
 from gpu_worker.records import GenerationRequest
-from gpu_worker.state.sequence import Status
 
 
 def hold_proofs(rig: Rig) -> Future[int]:
@@ -23,10 +23,15 @@ def hold_proofs(rig: Rig) -> Future[int]:
 
 def lose_prefix(rig: Rig, name: str, proof: Future[int]) -> None:
     """Of a prompt all of which is computed, and its first token sampled or forced."""
-    rig.step_until(lambda: rig.sequence(name) in rig.engine.prefills.computed)
+
+    def is_computed() -> bool:
+        found = rig.runner.prefills.get(rig.sequence(name))
+        return found is not None and found.is_computed
+
+    rig.step_until(is_computed)
     assert rig.sequence(name).num_cached
     rig.step()
-    assert rig.sequence(name).status is Status.PREFILL
+    assert rig.status(name) is Status.PREFILL
     proof.set_result(1)
     rig.drain()
 
@@ -83,4 +88,4 @@ def test_nobody_reaches_its_length_because_others_read_a_prefix() -> None:
         answers = {name: record.tokens for name, record in rig.records.items()}
         assert all(answers[each.request_id] == tokens_alone(each) for each in (one, *readers))
         assert rig.engine.stats().cached_tokens_total > 0
-        assert not rig.engine.offloader.num_sequences
+        assert not rig.runner.offloader.num_sequences

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from offload_rig import make_sequence
+from request_rig import make_request
 
 from gpu_worker.engine.outbox import Outbox
 from gpu_worker.records import Event, TokenEvent
 
 
-@pytest.mark.parametrize(("device", "held"), [("cpu", 0), ("cuda", 3)])
-def test_events_are_told_in_their_order(device: str, held: int) -> None:
-    told: list[tuple[str, Event]] = []
-    sequences = [make_sequence(name, seat, 4) for seat, name in enumerate("ab")]
-    for sequence in sequences:
-        name = sequence.sequence_id
-        sequence.sink = lambda event, name=name: told.append((name, event))
-    outbox = Outbox(torch.device(device))
+@pytest.mark.parametrize("holds", [False, True])
+def test_events_are_emitted_in_their_order(holds: bool) -> None:
+    emitted: list[tuple[str, Event]] = []
+    requests = {
+        name: make_request(name, sink=lambda event, name=name: emitted.append((name, event))) for name in "ab"
+    }
+    outbox = Outbox(holds)
     events = [("a", TokenEvent(1)), ("b", TokenEvent(2)), ("a", TokenEvent(3))]
     for name, event in events:
-        outbox.put(sequences["ab".index(name)], event)
-    assert len(told) == len(events) - held
-    outbox.tell()
-    outbox.tell()
-    assert told == events
+        outbox.put(requests[name], event)
+    assert len(emitted) == (0 if holds else 3)
+    outbox.emit()
+    outbox.emit()
+    assert emitted == events

@@ -51,7 +51,7 @@ def test_the_host_waits_at_most_once_for_layers_that_are_compressed_together(
         while sequence.num_tokens - sequence.kept_at < INTERVAL:
             rig.step()
         with torch.inference_mode(), DeviceReads() as reads:
-            rig.engine.decode.advance(sequence)
+            rig.runner.decode.advance(sequence)
         assert sequence.kept_at == sequence.num_tokens
         assert len(reads.found) == waits * -(-NUM_LAYERS // at_once), reads.found
     rig.drain()
@@ -72,7 +72,7 @@ def test_the_host_waits_at_most_once_for_layers_that_are_compressed_together(
 )
 def test_the_host_knows_how_many_slots_each_head_has_filled(policy: RetainPolicy) -> None:
     rig, sequence = decoding(policy, 120)
-    kept = rig.engine.caches.retain.kept
+    kept = rig.runner.caches.retain.kept
     unequal = False
     while len(rig.records["one"].tokens) < 60:
         num_decoded = sequence.num_tokens - sequence.kept_at

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import cast
+from dataclasses import dataclass, field
 
 import pytest
-from engine_rig import request
+from request_rig import make_request
 
+from gpu_worker.engine.prompt_room import PromptRoom
+from gpu_worker.engine.request import Request, Status
 from gpu_worker.engine.scheduler import Scheduler
-from gpu_worker.policies.full.policy import Full
-from gpu_worker.runner.prompts.prompt_memory import PromptRoom
-from gpu_worker.sampling import SamplerState
-from gpu_worker.state.account import Clock
-from gpu_worker.state.sequence import Sequence, Status
 
 MAX_LEN = 1 << 14
 STRETCH = 4.0
@@ -22,34 +18,26 @@ STRETCH = 4.0
 def make(max_num_seqs: int = 8, chunk: int = MAX_LEN) -> Scheduler:
     """A prompt's seconds are the tokens that it may make."""
     room = PromptRoom(MAX_LEN, chunk)
-    return Scheduler(max_num_seqs, room, lambda sequence: sequence.max_tokens, STRETCH)
+    return Scheduler(max_num_seqs, room, lambda one: one.asked.sampling.max_tokens, STRETCH)
 
 
-def start(scheduler: Scheduler, sequence: Sequence) -> None:
-    scheduler.seat(sequence)
-    scheduler.admit(sequence)
+def start(scheduler: Scheduler, request: Request) -> None:
+    scheduler.seat(request)
+    scheduler.admit(request)
 
 
 def prompt(
     name: str,
-    seconds: float,
+    seconds: int,
     arrival: float = 0.0,
     caller: bytes = b"",
     tokens: int = 100,
     weight: float = 1.0,
     priority: int = 0,
-) -> Sequence:
+) -> Request:
     """Of a prompt that takes so long alone."""
-    return Sequence(
-        request=replace(request(name, prompt=tokens), prefix_salt=caller, weight=weight, priority=priority),
-        sink=lambda event: None,
-        policy=Full(),
-        plan=Full().plan(tokens, tokens),
-        sampler=cast(SamplerState, None),
-        max_tokens=seconds,
-        capacity=tokens + 1,
-        num_prefill=tokens,
-        clock=Clock(submitted=arrival),
+    return make_request(
+        name, tokens, seconds, arrival=arrival, caller=caller, weight=weight, priority=priority
     )
 
 
@@ -71,17 +59,17 @@ class Device:
     def run(self, seconds: int = 1) -> None:
         for _ in range(seconds):
             self.now += 1
-            sequence = self.scheduler.next_prompt(may_admit=True)
-            if sequence is None:
+            request = self.scheduler.next_prompt(may_admit=True)
+            if request is None:
                 continue
-            if sequence.status is Status.WAITING:
-                start(self.scheduler, sequence)
-            name = sequence.sequence_id
-            self.scheduler.serve(sequence, 1.0)
+            if request.status is Status.WAITING:
+                start(self.scheduler, request)
+            name = request.request_id
+            self.scheduler.serve(request, 1.0)
             self.left[name] -= 1
             if not self.left[name]:
                 self.ended[name] = self.now
-                self.scheduler.remove(sequence)
+                self.scheduler.remove(request)
 
 
 def test_a_short_prompt_overtakes_a_long_one_that_is_in_progress() -> None:
@@ -189,8 +177,8 @@ def test_a_short_prompt_waits_for_no_room_that_a_long_one_waits_for() -> None:
     # Most urgent of all, but without room.
     scheduler.add(second)
     short = [prompt(f"short {number}", 1, tokens=MAX_LEN // 8) for number in range(2)]
-    for sequence in short:
-        scheduler.add(sequence)
+    for request in short:
+        scheduler.add(request)
     assert scheduler.next_prompt(may_admit=True) is short[0]
     start(scheduler, short[0])
     # For the other short one there is none either.
@@ -204,8 +192,8 @@ def test_a_short_prompt_waits_for_no_room_that_a_long_one_waits_for() -> None:
 def test_a_short_prompt_waits_for_none_that_is_computed_unless_a_long_one_needs_the_room() -> None:
     scheduler = make(chunk=MAX_LEN // 8)
     short = [prompt(f"short {number}", 1, number, tokens=MAX_LEN // 8) for number in range(3)]
-    for sequence in short:
-        scheduler.add(sequence)
+    for request in short:
+        scheduler.add(request)
     start(scheduler, short[0])
     # Nothing is left to compute of the first; of the second there is.
     assert scheduler.next_prompt(may_admit=True, held=short[:1]) is short[1]
@@ -273,13 +261,12 @@ def test_without_a_seat_only_who_is_more_important_than_a_running_one_is_next() 
 def test_who_waits_again_has_its_old_place_and_gives_its_seat_back() -> None:
     scheduler = make(max_num_seqs=2)
     first, second = prompt("first", 1, 1.0), prompt("second", 1, 2.0)
-    for sequence in (first, second):
-        scheduler.add(sequence)
-    for sequence in (first, second):
-        start(scheduler, sequence)
-    for sequence in (second, first):
-        scheduler.wait_again(sequence)
-        sequence.give_way()
+    for request in (first, second):
+        scheduler.add(request)
+    for request in (first, second):
+        start(scheduler, request)
+    for request in (second, first):
+        scheduler.wait_again(request)
     assert (scheduler.num_waiting, scheduler.num_free_seats) == (2, 2)
     assert scheduler.all() == [first, second]
     assert scheduler.next_prompt(may_admit=True) is first

@@ -7,9 +7,9 @@ from engine_rig import Rig, make_model, random_prompt, request, tokens_alone
 from naive_decoder import greedy
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.admission.preemption import PATIENCE_SECONDS
+from gpu_worker.engine.patience import PATIENCE_SECONDS
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import StoreSilent, StoreUnavailable
-from gpu_worker.state.sequence import Status
 from kv_store.client import StoreSilent as NoAnswer
 from kv_store.client import StoreUnreachable
 
@@ -39,7 +39,7 @@ def go_on_without(rig: Rig) -> None:
     """The dense request ends as ever, while the other waits."""
     rig.step_until(lambda: rig.records["full"].is_over)
     assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 60)[0]
-    rig.engine.tend()
+    rig.engine.check_store()
     assert not rig.engine.stats().store_reachable
     assert not rig.records["recalls"].is_over
 
@@ -53,7 +53,7 @@ def test_a_silent_store_is_waited_for_by_those_that_need_it_only(stage: Status) 
     rig.store.failure = None
     rig.store.finish_builds()
     rig.store.holds_builds = False
-    rig.engine.tend()
+    rig.engine.check_store()
     assert rig.engine.stats().store_reachable
     rig.drain()
     assert rig.records["recalls"].tokens == tokens_alone(RECALLS)
@@ -70,7 +70,7 @@ def test_who_waits_too_long_ends_and_is_released_once_the_store_answers(stage: S
     rig = silenced(stage)
     go_on_without(rig)
     rig.store.silent_for = PATIENCE_SECONDS
-    rig.engine.tend()
+    rig.engine.check_store()
     error = rig.records["recalls"].error
     assert isinstance(error, StoreUnavailable)
     assert not isinstance(error, StoreSilent)
@@ -79,7 +79,7 @@ def test_who_waits_too_long_ends_and_is_released_once_the_store_answers(stage: S
     held = set(rig.store.rows)
     assert held == (set() if stage is Status.WAITING else {"recalls"})
     rig.store.failure = None
-    rig.engine.tend()
+    rig.engine.check_store()
     rig.check_empty()
     rig.store.holds_builds = False
     again = request("again", "pqcache", 0.3)
@@ -105,7 +105,7 @@ def test_who_has_every_row_on_the_device_goes_on_without_the_store(is_lease_lost
     assert len(rig.records["clusters"].tokens) < 80
     assert set(rig.store.rows) == {"recalls", "clusters"}
     rig.store.failure = rig.store.lost = None
-    rig.engine.tend()
+    rig.engine.check_store()
     rig.drain()
     if is_lease_lost:
         assert isinstance(rig.records["clusters"].error, StoreUnavailable)
@@ -120,12 +120,12 @@ def test_who_comes_later_waits_no_longer_although_the_room_of_others_is_not_free
     for held, _ in rig.store.held_builds:
         held.set_running_or_notify_cancel()
     rig.store.silent_for = PATIENCE_SECONDS
-    rig.engine.tend()
+    rig.engine.check_store()
     assert rig.records["recalls"].is_over
     # Its indexes are still being trained, and the store says no more of it.
     rig.submit(request("later", "pqcache", 0.3))
     rig.step()
-    rig.engine.tend()
+    rig.engine.check_store()
     assert "did not answer for" in str(rig.records["later"].error)
 
 
@@ -152,7 +152,7 @@ def test_an_abort_while_the_store_is_silent_is_done_there_later() -> None:
     assert rig.store.rows
     rig.drain()
     rig.store.failure = None
-    rig.engine.tend()
+    rig.engine.check_store()
     rig.check_empty()
 
 

@@ -42,7 +42,7 @@ def ask(model: Path, disk: Path | None, **options: object) -> tuple[int, list[in
             slot_memory_bytes=8 << 20,
             **{"dtype": "float32", **options},  # type: ignore[arg-type]
         )
-        with closing(build_engine(config, lambda *progress: None)) as engine:
+        with closing(build_engine(config, lambda *progress: None).engine) as engine:
             events: list[Event] = []
             request = GenerationRequest(
                 request_id="a",

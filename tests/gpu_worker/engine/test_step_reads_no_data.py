@@ -28,12 +28,12 @@ def decoding(
 def test_the_device_part_of_a_step_reads_no_data(policy: str) -> None:
     # Whoever recalls has all resident: the host has a part in what is fetched over a store in memory.
     rig = decoding(policy, HotCacheSize())
-    decode = rig.engine.decode
+    decode = rig.runner.decode
     sequences = rig.decoding
     with torch.inference_mode():
         for sequence in sequences:
             decode.advance(sequence)
-    batch = rig.engine.caches.batch(sequences)
+    batch = rig.runner.caches.batch(sequences)
     table = torch.tensor(batch.table)
     with torch.inference_mode(), DeviceReads() as reads:
         decode.forward(batch, table)
@@ -43,7 +43,7 @@ def test_the_device_part_of_a_step_reads_no_data(policy: str) -> None:
 @pytest.mark.parametrize("trains_indexes", [False, True])
 def test_what_leaves_the_window_together_is_clustered_without_reading_data(trains_indexes: bool) -> None:
     rig = decoding("clusterkv", HotCacheSize(), 1, trains_indexes)
-    decode, (sequence,) = rig.engine.decode, rig.decoding
+    decode, (sequence,) = rig.runner.decode, rig.decoding
     for window in (1, 2):
         while sequence.num_tokens < 150 + 40 * window:
             rig.step()

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_worker.engine.prompt_room import buffer_sizes, buffer_tokens
 from gpu_worker.kernels.prefill_attention import Packed, attend_chunk_naive, kernel, reference
 from gpu_worker.kernels.prefill_attention.reference import attend_in_pieces
-from gpu_worker.runner.prompts.prompt_memory import buffer_sizes, buffer_tokens
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 

@@ -12,8 +12,7 @@ from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.layer_map import LayerMap
-from gpu_worker.engine.admission.admission import FEW_TOKENS
-from gpu_worker.engine.engine import Engine
+from gpu_worker.engine.request import Status
 from gpu_worker.layers import LayerSpec, RopeSpec
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.models.shape import Shape
@@ -52,7 +51,8 @@ from gpu_worker.runner.prompts.in_progress import MakePrefill
 from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.runner.steps.decode import DecodeStep
 from gpu_worker.startup.assemble import EngineOptions, MakeCache, MakeDecode, assemble
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.startup.auto_length import FEW_TOKENS
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import block_bytes
 from kv_store.client import Layout, RowFormat, StoreClient
 
@@ -290,7 +290,8 @@ class Rig:
             reads_slots=reads_slots,
         )
         self.client = client or self.store
-        self.engine: Engine = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]
+        worker = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]
+        self.engine, self.runner = worker.engine, worker.runner
         self.records: dict[str, Record] = {}
 
     def submit(self, *requests: GenerationRequest) -> None:
@@ -304,14 +305,19 @@ class Rig:
             self.engine.step()
 
     def sequence(self, name: str) -> Sequence:
-        """A request's that waits or runs."""
+        """The place of a request that waits or runs."""
+        return self.runner.sequences[name]
+
+    def status(self, name: str) -> Status:
+        """The status of a request that waits or runs."""
         found = self.engine.scheduler.find(name)
         assert found is not None, f"{name} is over, or was never submitted"
-        return found
+        return found.status
 
     @property
     def decoding(self) -> list[Sequence]:
-        return self.engine.scheduler.with_status(Status.DECODE)
+        decoding = self.engine.scheduler.with_status(Status.DECODE)
+        return [self.runner.sequences[each.request_id] for each in decoding]
 
     def step_until(self, is_reached: Callable[[], object], most: int = 500) -> None:
         for _ in range(most):
@@ -348,11 +354,12 @@ class Rig:
         stats = self.engine.stats()
         assert (stats.running, stats.waiting, stats.slot_used_tokens) == (0, 0, 0)
         assert not self.store.rows
+        assert not self.runner.sequences
         assert self.engine.scheduler.num_free_seats == self.engine.info.max_num_seqs
-        assert self.engine.pool.num_free_blocks == self.engine.pool.num_blocks
-        assert not self.engine.indexing
-        assert not self.engine.prefills
-        assert not self.engine.offloader.num_sequences
+        assert self.runner.pool.num_free_blocks == self.runner.pool.num_blocks
+        assert not self.runner.indexing
+        assert not self.runner.prefills
+        assert not self.runner.offloader.num_sequences
 
 
 def counted(stats: EngineStats) -> EngineStats:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from waiting import wait_until
 
-from gpu_worker.engine.admission.admission import Intake
 from gpu_worker.kernels.rows import ArenaLayout
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.records import Budget, GenerationRequest, SamplingParams
 from gpu_worker.row_format import row_dtype
+from gpu_worker.runner.intake import Intake
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.host_registration import register_with_cuda
@@ -91,7 +91,7 @@ def make_sequence(name: str, seat: int, num_tokens: int) -> Sequence:
     sampling = SamplingParams(max_tokens=MAX_MODEL_LEN - num_tokens, temperature=0.0, seed=1)
     prompt = tuple(position % VOCAB_SIZE for position in range(num_tokens))
     request = GenerationRequest(name, prompt, sampling, "pqcache", Budget(share=0.5))
-    sequence = intake.sequence(request, lambda event: None)
+    sequence = intake.sequence(request)
     sequence.seat = seat
     return sequence
 

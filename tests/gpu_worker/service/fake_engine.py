@@ -103,7 +103,7 @@ class FakeEngine:
     def is_store_reachable(self) -> bool:
         return self.has_store
 
-    def tend(self) -> None:
+    def check_store(self) -> None:
         self.num_tended += 1
 
     def close(self) -> None:

@@ -17,11 +17,11 @@ def build_engine(config, report, traces):
     if kind == "loads":
         threading.Event().wait(60)
     engine = FakeEngine()
-    engine.offloader = types.SimpleNamespace(sessions=None)
     engine.endless = kind == "endless"
     engine.error = ZeroDivisionError("broken") if kind == "dies" else None
     engine.step_seconds = 600 if kind == "hangs" else engine.step_seconds
-    return engine
+    runner = types.SimpleNamespace(offloader=types.SimpleNamespace(sessions=None))
+    return types.SimpleNamespace(engine=engine, runner=runner)
 
 
 class WarmUp:

@@ -217,17 +217,17 @@ def is_refusing(port):
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError("inner"), Panic("inner")])
 def test_no_call_waits_for_an_engine_that_has_ended(engine, died, error):
-    tends, goes_on = threading.Event(), threading.Event()
+    checks, goes_on = threading.Event(), threading.Event()
 
-    def tend():
-        tends.set()
+    def check_store():
+        checks.set()
         assert goes_on.wait(PATIENCE)
         if error is not None:
             raise error
 
-    engine.tend = tend
+    engine.check_store = check_store
     port = EngineThread(engine, max_queue=1, on_death=died.set)
-    assert tends.wait(PATIENCE)
+    assert checks.wait(PATIENCE)
     # The engine is at its turn, so this waits for the next one, which does not come.
     before = port.call(lambda: None)
     if error is None:

@@ -74,7 +74,7 @@ def worker_config(model: Path | str, store: str = "unix:/nowhere", **options: ob
 
 
 def start(model: Path, store: str = "unix:/nowhere", **options: object) -> Engine:
-    return build_engine(worker_config(model, store, **options), lambda *progress: None)
+    return build_engine(worker_config(model, store, **options), lambda *progress: None).engine
 
 
 def test_clients_hear_of_the_policies_that_are_allowed(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, IndexDevice
+from gpu_worker.runner.workload import Workload
 from gpu_worker.startup import memory
 from gpu_worker.startup.memory import MemoryPlan, available_bytes, index_room, limit_process
-from gpu_worker.startup.workload import Workload
 from kv_store.client import RowFormat
 
 GIB = 1 << 30
@@ -86,8 +86,8 @@ def test_sizes_are_those_of_what_an_engine_allocates() -> None:
     rig = Rig(max_num_seqs=3, hot_cache=HotCacheSize(tokens=1))
     for policy in ("pqcache", "clusterkv"):
         rig.run(request(policy, policy, 0.3, prompt=900, max_tokens=3))
-    recall = rig.engine.caches.recall
-    kept = rig.engine.caches.block_tables.tables.nbytes + recall.hot.num_bytes + recall.fixed.table.nbytes
+    recall = rig.runner.caches.recall
+    kept = rig.runner.caches.block_tables.tables.nbytes + recall.hot.num_bytes + recall.fixed.table.nbytes
     kept += recall.seen.num_bytes
     planned = memory.seat_bytes(tiny())
     assert kept < planned < kept + recall.fixed.table.nbytes + 1024

@@ -13,9 +13,9 @@ from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.engine import Engine
 from gpu_worker.models.loader import read_config
 from gpu_worker.records import GenerationRequest
+from gpu_worker.runner.runner import LocalRunner
 from gpu_worker.startup.build import build_engine
 from gpu_worker.startup.memory import context_bytes
-from gpu_worker.state.sequence import Status
 
 pytest.importorskip("faiss")
 
@@ -50,7 +50,7 @@ def answer_under_limit() -> None:
             max_num_seqs=4,
             gpu_memory_limit=LIMIT,
         )
-        engine = build_engine(config, lambda *progress: None)
+        engine = build_engine(config, lambda *progress: None).engine
         try:
             length = engine.info.max_model_len - 40
             pages = prompts([length] * 4)
@@ -68,17 +68,19 @@ def answer_under_limit() -> None:
             engine.close()
 
 
-def run_pressed(engine: Engine, old: GenerationRequest, new: GenerationRequest) -> tuple[Record, bool]:
+def run_pressed(
+    engine: Engine, runner: LocalRunner, old: GenerationRequest, new: GenerationRequest
+) -> tuple[Record, bool]:
     """The old one's events, while a newcomer comes after a few of its tokens; whether it gave up slots."""
     record = Record()
     engine.submit(old, record.events.append)
     while len(record.tokens) < 8:
         engine.step()
-    sequence = engine.scheduler.find(old.request_id)
+    sequence = runner.sequences[old.request_id]
     before = sequence.num_slots
     engine.submit(new, lambda event: None)
     gave_up = False
-    while sequence.status is not Status.FINISHED:
+    while old.request_id in runner.sequences:
         engine.step()
         # It gets them back once the newcomer ends.
         gave_up = gave_up or sequence.num_slots < before
@@ -91,15 +93,15 @@ def run_pressed(engine: Engine, old: GenerationRequest, new: GenerationRequest) 
 def test_slots_given_up_between_captured_steps_change_no_token(policy: str) -> None:
     old_page, new_page = prompts([1500, 1500])
     old, new = request("old", policy, old_page, num_tokens=60), request("new", "full", new_page)
-    with running("cuda") as engine:
-        row_bytes = engine.pool.row_format.row_bytes
+    with running("cuda") as (engine, runner):
+        row_bytes = runner.pool.row_format.row_bytes
         config = read_config(NANO)
         num_heads = config.num_layers * config.num_kv_heads
-        expected, gave_up = run_pressed(engine, old, new)
+        expected, gave_up = run_pressed(engine, runner, old, new)
         assert not gave_up
     # Room for the old one's whole context and its sinks and window once more: the newcomer lacks some.
-    with running("cuda", slot_bytes=2900 * num_heads * row_bytes) as engine:
-        record, gave_up = run_pressed(engine, old, new)
+    with running("cuda", slot_bytes=2900 * num_heads * row_bytes) as (engine, runner):
+        record, gave_up = run_pressed(engine, runner, old, new)
         assert gave_up
         assert record.tokens == expected.tokens
         assert record.usage.bytes_moved > 0

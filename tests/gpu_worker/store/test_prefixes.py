@@ -18,9 +18,9 @@ from engine_rig import (
 )
 from offload_rig import make_sequence
 
+from gpu_worker.engine.request import Status
 from gpu_worker.policies.base import Family
 from gpu_worker.records import GenerationRequest, ProgressEvent
-from gpu_worker.state.sequence import Status
 from gpu_worker.store.prefixes import PrefixChain, model_root
 
 RECALL = sorted(name for name, policy in every_small_policy().items() if policy.family is Family.RECALL)
@@ -89,7 +89,7 @@ def test_what_another_is_still_computing_is_not_shared() -> None:
     rig = reusing()
     rig.submit(asked("first", "pqcache", DOCUMENT))
     rig.step(4)
-    assert rig.sequence("first").status is Status.PREFILL
+    assert rig.status("first") is Status.PREFILL
     rig.engine.abort("first")
     assert rig.run(asked("second", "pqcache", DOCUMENT))[0].usage.cached_tokens == 0
     rig.check_empty()

@@ -11,8 +11,8 @@ from engine_rig import LAYOUT, TOKEN_BYTES, Rig, every_small_policy, random_prom
 from offload_rig import count_calls
 from waiting import PATIENCE
 
+from gpu_worker.engine.request import Status
 from gpu_worker.records import GenerationRequest
-from gpu_worker.state.sequence import Status
 from kv_store.client import StaleEpoch, StoreClient, StoreSilent, StoreUnreachable
 from kv_store.client.rpc import StoreRpc
 from kv_store.local import LocalStore
@@ -160,7 +160,7 @@ def test_a_prefix_that_is_lost_while_it_is_read_is_computed(lost: Exception, num
     rig.run(asked("first", "full", 1))
     rig.submit(second, asked("beside", "full", 3))
     rig.step(num_steps)
-    assert rig.sequence("second").status is Status.PREFILL
+    assert rig.status("second") is Status.PREFILL
     rig.store.lost = lost
     rig.drain()
     assert rig.records["second"].tokens == cold(second)
@@ -171,8 +171,8 @@ def test_a_prefix_that_is_lost_while_it_is_read_is_computed(lost: Exception, num
     stats = rig.engine.stats()
     assert stats.requests_failed_total == 0
     assert stats.fallbacks_total["recompute"] == (cached_tokens == 0)
-    rig.engine.tend()
-    assert rig.engine.offloader.num_sequences == 0
+    rig.engine.check_store()
+    assert rig.runner.offloader.num_sequences == 0
 
 
 @pytest.mark.parametrize("failure", [StoreUnreachable("gone"), StoreSilent("hangs")])

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from engine_rig import LAYOUT, NUM_LAYERS, TOKEN_BYTES, Rig, random_prompt, request
 
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import RequestError, StoreUnavailable
 from gpu_worker.records import GenerationRequest
-from gpu_worker.state.sequence import Status
 from gpu_worker.store.sessions import Sessions
 from kv_store.client import StoreClient
 from kv_store.local import LocalStore
@@ -93,7 +93,7 @@ def test_what_a_session_holds_is_listed_and_known_whatever_the_policy(rig: Rig, 
     def one(name: str, prompt: tuple[int, ...]) -> GenerationRequest:
         return replace(asked(name, prompt, "a chat"), policy=policy)
 
-    sessions = rig.engine.offloader.sessions
+    sessions = rig.runner.offloader.sessions
     rig.run(one("1", CHAT))
     [held] = sessions.list(b"me")
     assert (held.session_id, held.tokens, held.pinned) == ("a chat", 256, False)
@@ -104,7 +104,7 @@ def test_what_a_session_holds_is_listed_and_known_whatever_the_policy(rig: Rig, 
 
 
 def test_a_session_is_its_callers_own_and_the_store_is_told_no_caller(rig: Rig) -> None:
-    sessions, theirs = rig.engine.offloader.sessions, b"a key of theirs"
+    sessions, theirs = rig.runner.offloader.sessions, b"a key of theirs"
     rig.run(asked("1", CHAT, "a chat"))
     rig.run(asked("2", CHAT[:100], "a chat", theirs))
     assert sessions.list(b"nobody") == sessions.list(b"me", "another chat") == ()
@@ -119,7 +119,7 @@ def test_a_session_is_its_callers_own_and_the_store_is_told_no_caller(rig: Rig) 
 
 
 def test_a_dropped_session_gives_its_bytes_back_and_a_pinned_one_outlives_the_others(rig: Rig) -> None:
-    sessions, client = rig.engine.offloader.sessions, rig.client  # type: ignore[attr-defined]
+    sessions, client = rig.runner.offloader.sessions, rig.client  # type: ignore[attr-defined]
     base = client.stats().reserved_bytes
     rig.run(asked("1", CHAT, "a chat"))
     assert sessions.pin(b"me", "a chat", True, 100.0)
@@ -148,7 +148,7 @@ def test_a_dropped_session_comes_back_with_a_later_request_only(
     rig: Rig, policy: str, status: Status
 ) -> None:
     """Whether the request that is there keeps its rows in the store or only copies them there."""
-    sessions, client = rig.engine.offloader.sessions, rig.client  # type: ignore[attr-defined]
+    sessions, client = rig.runner.offloader.sessions, rig.client  # type: ignore[attr-defined]
     rig.run(replace(asked("first", CHAT, "a chat"), policy=policy))
     base = client.stats().reserved_bytes - 256 * TOKEN_BYTES
     turn = replace(asked("second", CHAT + random_prompt(130, seed=2), "a chat"), policy=policy)
@@ -166,7 +166,7 @@ def test_a_dropped_session_comes_back_with_a_later_request_only(
 
 
 def test_a_session_that_is_dropped_before_it_is_listed_is_never_listed(rig: Rig) -> None:
-    sessions = rig.engine.offloader.sessions
+    sessions = rig.runner.offloader.sessions
     rig.submit(asked("first", CHAT, "a chat"))
     rig.step_to("first", Status.PREFILL)
     assert not sessions.drop(b"me", "a chat")

@@ -10,22 +10,22 @@ from offload_rig import FULL, attached, make_sequence
 from test_offload import make_offloader, prefill
 from waiting import PATIENCE, wait_until
 
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import StoreUnavailable
-from gpu_worker.state.sequence import Status
 from kv_store.client import StaleEpoch, StoreUnreachable
 
 
 def test_an_idle_engine_sees_the_store_go_and_attaches_to_the_next_one() -> None:
     rig = Rig()
-    rig.engine.tend()
+    rig.engine.check_store()
     assert rig.engine.stats().store_reachable
     assert rig.store.num_attached == 1
     rig.store.failure = StoreUnreachable("the store is gone")
-    rig.engine.tend()
+    rig.engine.check_store()
     assert not rig.engine.stats().store_reachable
     assert rig.store.num_attached == 1
     rig.store.failure = None
-    rig.engine.tend()
+    rig.engine.check_store()
     assert rig.engine.stats().store_reachable
     assert rig.store.num_attached == 2
     one = request("one", "pqcache", 0.3)
@@ -40,7 +40,7 @@ def test_a_new_store_ends_whoever_recalled_from_the_old_one_without_another_requ
     rig.step_to("recalls", Status.DECODE, 3)
     # the heartbeat's news
     rig.store.lost = StaleEpoch("restarted")
-    rig.engine.tend()
+    rig.engine.check_store()
     assert isinstance(rig.records["recalls"].error, StoreUnavailable)
     assert rig.engine.stats().store_reachable
     rig.drain()
@@ -54,10 +54,10 @@ def test_a_moment_of_silence_costs_a_running_request_nothing() -> None:
     rig.submit(one)
     rig.step_to("one", Status.DECODE, 3)
     rig.store.lost = StoreUnreachable("no answer to one beat")
-    rig.engine.tend()
+    rig.engine.check_store()
     assert not rig.engine.stats().store_reachable
     rig.store.lost = None
-    rig.engine.tend()
+    rig.engine.check_store()
     assert rig.engine.stats().store_reachable
     rig.drain()
     assert rig.records["one"].tokens == tokens_alone(one)
@@ -67,12 +67,12 @@ def test_a_moment_of_silence_costs_a_running_request_nothing() -> None:
 def test_a_store_that_goes_again_while_one_attaches_is_attached_to_later() -> None:
     rig = Rig()
     rig.store.failure = StoreUnreachable("the store is gone")
-    rig.engine.tend()
+    rig.engine.check_store()
     rig.store.failure = StaleEpoch("answers, and goes again")
-    rig.engine.tend()
+    rig.engine.check_store()
     assert not rig.engine.stats().store_reachable
     rig.store.failure = None
-    rig.engine.tend()
+    rig.engine.check_store()
     assert rig.engine.stats().store_reachable
 
 

@@ -24,7 +24,7 @@ from gpu_worker.runner.prompts.captured import (
     ShortPrefill,
     buckets_within,
 )
-from gpu_worker.runner.prompts.in_progress import PrefillChoice
+from gpu_worker.runner.prompts.in_progress import AnyPass, PrefillChoice
 from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.runner.steps.graphs import Captured
 from gpu_worker.state.sequence import Sequence
@@ -172,12 +172,13 @@ def whole() -> list[GenerationRequest]:
 def made_by(rig: Rig) -> list[list[type]]:
     """What computes the prompts that begin together from now on."""
     made: list[list[type]] = []
-    prefills = rig.engine.prefills
+    prefills = rig.runner.prefills
     begin = prefills.begin
 
-    def noted(sequences: list[Sequence]) -> None:
-        begin(sequences)
-        made.append([type(prefills[sequence]) for sequence in sequences])
+    def noted(sequences: list[Sequence]) -> AnyPass:
+        begun = begin(sequences)
+        made.append([type(begun) for _ in sequences])
+        return begun
 
     prefills.begin = noted  # type: ignore[method-assign]
     return made
@@ -204,7 +205,7 @@ def test_nobody_waits_for_rows_on_their_way_while_a_stream_goes_on() -> None:
     while not rig.records["a"].tokens:
         rig.engine.step()
     rig.engine.step()
-    put_layers, waited = rig.engine.offloader.put_layers, list[int]()
+    put_layers, waited = rig.runner.offloader.put_layers, list[int]()
 
     class Late(SlowMark):
         def wait(self) -> None:
@@ -215,7 +216,7 @@ def test_nobody_waits_for_rows_on_their_way_while_a_stream_goes_on() -> None:
         put_layers(sequence, layers, rows)
         return Late()
 
-    rig.engine.offloader.put_layers = put_late  # type: ignore[method-assign]
+    rig.runner.offloader.put_layers = put_late  # type: ignore[method-assign]
     rig.submit(request("b", "pqcache", 100, prompt=random_prompt(80, 2)))
     before = len(rig.records["a"].tokens)
     for _ in range(2):

@@ -12,9 +12,10 @@ from engine_rig import NUM_LAYERS, Rig, every_small_policy, random_prompt, reque
 
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.device import Mark
+from gpu_worker.engine.request import Request, Status
 from gpu_worker.errors import CapacityError, PrefixLost
 from gpu_worker.records import CompleteEvent, FinishReason, GenerationRequest, ProgressEvent
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 
 CHUNK = 300
 SEEN_BY_ALL = random_prompt(128, seed=40)
@@ -45,8 +46,8 @@ def begun(*requests: GenerationRequest, **options: object) -> Rig:
     rig = packing(**options)
     rig.submit(*requests)
     rig.step()
-    assert list(rig.engine.prefills) == [rig.sequence(one.request_id) for one in requests]
-    assert len(set(rig.engine.prefills.values())) == 1
+    assert list(rig.runner.prefills) == [rig.sequence(one.request_id) for one in requests]
+    assert len(set(rig.runner.prefills.values())) == 1
     return rig
 
 
@@ -83,9 +84,9 @@ def test_no_more_are_computed_together_than_a_chunk_has_room_for() -> None:
     requests = [request(f"r{number}", prompt=random_prompt(90, number), max_tokens=2) for number in range(7)]
     rig.submit(*requests)
     rig.step()
-    assert [sequence.sequence_id for sequence in rig.engine.prefills] == ["r0", "r1", "r2"]
+    assert [sequence.sequence_id for sequence in rig.runner.prefills] == ["r0", "r1", "r2"]
     rig.step(NUM_LAYERS)
-    assert [sequence.sequence_id for sequence in rig.engine.prefills] == ["r3", "r4", "r5"]
+    assert [sequence.sequence_id for sequence in rig.runner.prefills] == ["r3", "r4", "r5"]
     rig.drain()
     assert [rig.records[one.request_id].tokens for one in requests] == [alone(one) for one in requests]
     rig.check_empty()
@@ -97,8 +98,8 @@ def test_each_is_charged_for_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> 
     rig.run(request("measured", max_tokens=1))
     charged: dict[str, float] = defaultdict(float)
 
-    def serve(sequence: Sequence, seconds: float) -> None:
-        charged[sequence.sequence_id] += seconds
+    def serve(one: Request, seconds: float) -> None:
+        charged[one.request_id] += seconds
 
     monkeypatch.setattr(rig.engine.scheduler, "serve", serve)
     rig.submit(request("half", prompt=100), request("fifth", prompt=40), request("rest", prompt=60))
@@ -116,7 +117,7 @@ def test_only_a_prompt_of_few_tokens_joins_another() -> None:
     rig.submit(*requests)
     rig.step()
     # Nobody overtakes the one that does not join.
-    assert [sequence.sequence_id for sequence in rig.engine.prefills] == ["first", "few"]
+    assert [sequence.sequence_id for sequence in rig.runner.prefills] == ["first", "few"]
     rig.drain()
     rig.check_empty()
 
@@ -125,7 +126,7 @@ def test_who_finds_no_seat_is_not_among_them() -> None:
     rig = packing(max_num_seqs=2)
     rig.submit(*short_ones())
     rig.step()
-    assert [sequence.sequence_id for sequence in rig.engine.prefills] == ["a", "b"]
+    assert [sequence.sequence_id for sequence in rig.runner.prefills] == ["a", "b"]
     rig.drain()
     assert [record.tokens for record in rig.records.values()] == [alone(one) for one in short_ones()]
     rig.check_empty()
@@ -140,12 +141,12 @@ def test_a_long_prompt_in_progress_is_overtaken_by_all_of_them_together() -> Non
     rig.step(4)
     rig.submit(*requests)
     rig.step()
-    assert len(rig.engine.prefills) == 1 + len(requests)
-    assert len(set(rig.engine.prefills.values())) == 2
+    assert len(rig.runner.prefills) == 1 + len(requests)
+    assert len(set(rig.runner.prefills.values())) == 2
     rig.step_until(
         lambda: all(rig.records[one.request_id].tokens for one in requests if one.request_id != "e")
     )
-    assert rig.sequence("long").status is Status.PREFILL
+    assert rig.status("long") is Status.PREFILL
     rig.drain()
     assert rig.records["long"].tokens == expected
     for one in requests:
@@ -229,8 +230,8 @@ def test_a_known_prefix_is_read_for_one_of_them() -> None:
         rig.run(request("first", "pqcache", 20, prompt=SEEN_BY_ALL, max_tokens=1))
         rig.submit(*order)
         rig.step()
-        assert len(set(rig.engine.prefills.values())) == 1
-        assert len(rig.engine.prefills) == 2
+        assert len(set(rig.runner.prefills.values())) == 1
+        assert len(rig.runner.prefills) == 2
         rig.drain()
         assert rig.records["known"].usage.cached_tokens == 128
         assert (rig.records["known"].tokens, rig.records["new"].tokens) == expected
@@ -259,7 +260,7 @@ def test_a_prompt_that_is_attended_in_part_is_computed_alone() -> None:
         rig = packing(policies=every_small_policy())
         rig.submit(*order)
         rig.step()
-        assert [sequence.sequence_id for sequence in rig.engine.prefills] == [order[0].request_id]
+        assert [sequence.sequence_id for sequence in rig.runner.prefills] == [order[0].request_id]
         rig.drain()
         assert (rig.records["sparse"].tokens, rig.records["other"].tokens) == (expected, alone(other))
         rig.check_empty()
@@ -272,7 +273,7 @@ def test_one_whose_known_prefix_is_lost_is_computed_anew_and_the_others_go_on(
     new = request("new", prompt=random_prompt(70, 8))
     rig = packing(reuses_prefixes=True)
     rig.run(request("first", prompt=SEEN_BY_ALL, max_tokens=1))
-    copies = rig.engine.offloader.copies
+    copies = rig.runner.offloader.copies
     load_layer = copies.load_layer
 
     def lost(sequence: Sequence, layer: int, *rest: object) -> Mark:
@@ -284,7 +285,7 @@ def test_one_whose_known_prefix_is_lost_is_computed_anew_and_the_others_go_on(
     monkeypatch.setattr(copies, "load_layer", lost)
     rig.submit(known, new)
     rig.step()
-    assert len(set(rig.engine.prefills.values())) == 1
+    assert len(set(rig.runner.prefills.values())) == 1
     rig.drain()
     assert [rig.records[one.request_id].tokens for one in (known, new)] == [alone(known), alone(new)]
     rig.check_empty()

@@ -24,7 +24,7 @@ from gpu_worker.policies.registry import registry
 from gpu_worker.records import Budget, IndexDevice
 from gpu_worker.row_format import row_format
 from gpu_worker.runner.prompts.prompt_memory import layer_training_bytes, prefill_bytes
-from gpu_worker.startup.workload import Workload
+from gpu_worker.runner.workload import Workload
 from kv_store.client import PQParams
 
 CPU = torch.device("cpu")

@@ -15,6 +15,7 @@ from engine_rig import Record, Rig, make_model, random_prompt, request
 from live_bytes import LiveBytes
 from offload_rig import make_sequence
 
+from gpu_worker.engine.request import Status
 from gpu_worker.errors import WorkerError
 from gpu_worker.models import Decoder
 from gpu_worker.records import GenerationRequest, PromptEvent, TokenEvent
@@ -128,7 +129,7 @@ def test_telling_takes_no_more_of_the_engines_thread_for_a_long_prompt() -> None
         before = sys.gettrace()
         sys.settrace(count)
         try:
-            scores.tell()
+            scores.take_event()
         finally:
             sys.settrace(before)
         return num_lines
@@ -150,7 +151,7 @@ def test_one_that_is_scored_fills_more_than_half_a_chunk_with_others() -> None:
     expected = told(rig.run(scored(one, 1))[0])
     rig.submit(scored(replace(one, request_id="packed"), 1), other)
     rig.step()
-    assert len(rig.engine.prefills) == 2
+    assert len(rig.runner.prefills) == 2
     rig.drain()
     scores = told(rig.records["packed"])
     np.testing.assert_array_equal(scores.numbers, expected.numbers)
@@ -162,7 +163,7 @@ def test_a_prompt_that_gave_way_after_it_was_scored_tells_nothing_twice() -> Non
     rig = Rig(max_num_seqs=1)
     rig.submit(scored(request("low", prompt=40, max_tokens=30), 0))
     rig.submit(replace(rig.sequence("low").request, request_id="other", priority=5))
-    rig.step_to("low", rig.sequence("low").status.DECODE, 3)
+    rig.step_to("low", Status.DECODE, 3)
     rig.submit(replace(request("first", prompt=40), priority=-5))
     rig.drain()
     assert len(told(rig.records["low"]).logprobs) == 39

@@ -12,12 +12,12 @@ from engine_rig import NUM_KV_HEADS, Record, Rig, request
 from torch import Tensor
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.request import Status
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.records import AttentionEvent, GenerationRequest
 from gpu_worker.runner.steps import attention_views
 from gpu_worker.runner.steps.attention_views import AttentionViews, bucket_size
-from gpu_worker.state.sequence import Status
 
 PROMPT, BUDGET, OTHER = 150, 40, 60
 
@@ -119,14 +119,12 @@ def test_looks_take_a_fiftieth_of_the_time_at_most() -> None:
     rig.submit(request("long", "pqcache", BUDGET, prompt=PROMPT))
     sequence = rig.step_to("long", Status.DECODE, 3)
     sequence.request = replace(sequence.request, attention=True)
-    caches = rig.engine.caches
+    caches = rig.runner.caches
     # Each reading takes 10 ms: so long a look takes, and so long it takes to tell of it at the next step.
     readings = count(step=0.01)
     views = AttentionViews(caches, NUM_KV_HEADS, lambda: next(readings))
     batch = caches.batch([sequence])
-    for _ in range(400):
-        views.after_step(batch)
-    num_told = len(told(rig.records["long"]))
+    num_told = sum(len(views.after_step(batch)) for _ in range(400))
     assert num_told >= 3
     assert views.spent_seconds == pytest.approx(0.02 * num_told)
     assert views.spent_seconds <= 0.02 * next(readings) + 0.02

@@ -10,11 +10,12 @@ from engine_rig import LAYOUT, Rig, make_model, pool_of, random_prompt, request,
 from offload_rig import attached
 
 from gpu_worker.caches import HotCacheSize
+from gpu_worker.engine.request import Status
 from gpu_worker.records import CompleteEvent, FinishReason, GenerationRequest, SamplingParams
 from gpu_worker.runner.steps.decode import StepResult
 from gpu_worker.sampling import Sampler, SamplerState
 from gpu_worker.state.lane_inputs import NUM_FIELDS, drawn_at, fill_drawn
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 
 
 def sampled(name: str, policy: str = "full", **params: object) -> GenerationRequest:
@@ -30,7 +31,7 @@ def steps_before_tokens(rig: Rig, name: str) -> list[int]:
         if name in {sequence.sequence_id for sequence in result.sequences}:
             found.append(len(rig.records[name].tokens))
 
-    rig.engine.decode.watch = note
+    rig.runner.decode.watch = note
     return found
 
 
@@ -152,7 +153,7 @@ def test_a_prompt_that_comes_waits_for_no_more_than_the_step_on_its_way() -> Non
     rig.step_until(lambda: len(rig.records["first"].tokens) == 4)
     rig.submit(second)
     rig.step()
-    assert rig.sequence("second").status is not Status.WAITING
+    assert rig.status("second") is not Status.WAITING
     assert len(rig.records["first"].tokens) == 5
     rig.drain()
     for one in (first, second):
@@ -177,14 +178,14 @@ def test_a_step_that_fails_ahead_loses_no_token_of_the_step_before() -> None:
     rig = Rig(runs_ahead=True)
     rig.submit(one)
     rig.step_until(lambda: len(rig.records["one"].tokens) == 5)
-    run = rig.engine.decode.run
+    run = rig.runner.decode.run
 
     def failing(sequences: list[Sequence], drawn: torch.Tensor | None = None) -> StepResult:
-        rig.engine.decode.run = run  # type: ignore[method-assign]
+        rig.runner.decode.run = run  # type: ignore[method-assign]
         assert drawn is not None
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    rig.engine.decode.run = failing  # type: ignore[method-assign]
+    rig.runner.decode.run = failing  # type: ignore[method-assign]
     rig.drain()
     assert rig.records["one"].error is not None
     assert rig.records["one"].tokens == tokens_alone(one)[:6]

@@ -15,6 +15,7 @@ from waiting import PATIENCE
 from gpu_worker.records import Budget, GenerationRequest
 from gpu_worker.runner.prompts.captured import BUCKETS
 from gpu_worker.runner.steps.graphs import MAX_PREPARED
+from gpu_worker.startup.assemble import Assembled
 from gpu_worker.startup.warm import warm_steps, warmup
 from gpu_worker.startup.warm.warm_requests import Requests
 from gpu_worker.startup.warm.warm_steps import Kind, batches
@@ -32,7 +33,7 @@ class Warm:
     """A warm-up of a rig's engine, as on a GPU: what was submitted, the batches that decoded, and its progress."""
 
     def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        self.engine = rig.engine
+        self.engine, self.runner = rig.engine, rig.runner
         self.submitted: list[GenerationRequest] = []
         self.batches: set[tuple[str, int]] = set()
         self.prepared: set[tuple[tuple[str, bool], ...]] = set()
@@ -42,7 +43,7 @@ class Warm:
         # Policies that were asked, and steps that were captured.
         self.order: list[str] = []
         self.engine.info = replace(self.engine.info, device="cuda:0")
-        submit, decode, prepare = self.engine.submit, self.engine.decode.run, self.engine.decode.prepare
+        submit, decode, prepare = self.engine.submit, self.runner.decode.run, self.runner.decode.prepare
 
         def noted(one: GenerationRequest, sink: object) -> None:
             self.submitted.append(one)
@@ -63,9 +64,10 @@ class Warm:
             prepare(sequences, captures)
 
         monkeypatch.setattr(self.engine, "submit", noted)
-        monkeypatch.setattr(self.engine.decode, "run", decoded)
-        monkeypatch.setattr(self.engine.decode, "prepare", prepared)
-        self.warm_up = WarmUp(self.engine, 64, lambda *done: self.progress.append(done), **options)
+        monkeypatch.setattr(self.runner.decode, "run", decoded)
+        monkeypatch.setattr(self.runner.decode, "prepare", prepared)
+        worker = Assembled(rig.engine, rig.runner)
+        self.warm_up = WarmUp(worker, 64, lambda *done: self.progress.append(done), **options)
 
 
 class Operations(TorchDispatchMode):
@@ -87,11 +89,11 @@ def check_unused(rig: Rig) -> None:
     """The engine, its pool and its store are as at the start."""
     capacity = rig.engine.info.slot_capacity_tokens
     assert rig.engine.stats() == replace(Rig().engine.stats(), slot_capacity_tokens=capacity)
-    assert rig.engine.pool.num_used_slots == 0
+    assert rig.runner.pool.num_used_slots == 0
     assert not rig.store.prefixes
     assert not rig.store.sessions
-    assert rig.engine.offloader.num_sequences == 0
-    assert len(rig.engine.prefills) == len(rig.engine.indexing) == 0
+    assert rig.runner.offloader.num_sequences == 0
+    assert len(rig.runner.prefills) == len(rig.runner.indexing) == 0
     rig.check_empty()
 
 
@@ -185,7 +187,7 @@ def test_a_policy_that_fails_costs_itself_alone(
 ) -> None:
     rig = Rig(max_num_seqs=2, slot_bytes=pool_of(60), max_model_len=480)
     warm = Warm(rig, monkeypatch, policies=("quest", "sparq", "snapkv"))
-    run = rig.engine.decode.run
+    run = rig.runner.decode.run
 
     def broken(sequences: list[Sequence], *drawn: torch.Tensor | None) -> object:
         if sequences[0].policy.name == "quest":
@@ -196,7 +198,7 @@ def test_a_policy_that_fails_costs_itself_alone(
 
     caplog.set_level(logging.INFO)
     with monkeypatch.context() as patch:
-        patch.setattr(rig.engine.decode, "run", broken)
+        patch.setattr(rig.runner.decode, "run", broken)
         warm.warm_up.run()
     assert {("snapkv", 2), ("bitkeys", 2), ("full", 2)} <= warm.batches
     assert (("bitkeys", False),) in warm.prepared
@@ -254,9 +256,10 @@ def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
 
 def test_a_cpu_gets_one_short_request() -> None:
     rig = Rig()
-    assert stages(rig.engine, 64) == [Requests("bitkeys", 16)]
-    assert stages(rig.engine, 64, ("quest",)) == stages(rig.engine, 64)
-    WarmUp(rig.engine, 64, lambda *done: None).run()
+    worker = Assembled(rig.engine, rig.runner)
+    assert stages(worker, 64) == [Requests("bitkeys", 16)]
+    assert stages(worker, 64, ("quest",)) == stages(worker, 64)
+    WarmUp(worker, 64, lambda *done: None).run()
     check_unused(rig)
 
 
@@ -270,7 +273,7 @@ def test_a_failure_is_logged_and_leaves_an_engine_that_serves(
     rig = Rig()
     warm = Warm(rig, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(rig.engine.decode, "run", broken_step)
+        patch.setattr(rig.runner.decode, "run", broken_step)
         warm.warm_up.run()
     assert "a kernel does not compile" in caplog.text
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -315,8 +318,8 @@ def test_it_ends_when_time_is_up_or_the_worker_is_to_stop(
 def test_it_waits_for_the_arena_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     looks = iter([False, False, True])
-    monkeypatch.setattr(type(rig.engine.offloader), "is_settled", property(lambda self: next(looks)))
+    monkeypatch.setattr(type(rig.runner.offloader), "is_settled", property(lambda self: next(looks)))
     Warm(rig, monkeypatch).warm_up.run()
     assert next(looks, None) is None
-    monkeypatch.setattr(type(rig.engine.offloader), "is_settled", False)
+    monkeypatch.setattr(type(rig.runner.offloader), "is_settled", False)
     Warm(rig, monkeypatch, limit_seconds=0.0).warm_up.run()

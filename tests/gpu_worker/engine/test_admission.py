@@ -6,10 +6,10 @@ import pytest
 import torch
 from engine_rig import Rig, pool_of, request, tokens_alone
 
-from gpu_worker.engine.admission.admission import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
+from gpu_worker.engine.request import Status
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.records import Budget
-from gpu_worker.state.sequence import Status
+from gpu_worker.startup.auto_length import FEW_TOKENS, SELECTION_SECONDS, max_full_tokens
 from kv_store.client import RowFormat
 
 ROW_BYTES, CODE_BYTES, NUM_HEADS = 512, 2, 8

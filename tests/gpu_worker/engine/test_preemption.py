@@ -1,5 +1,4 @@
-"""Slots that running sequences give up for a waiting one: which do, how many, and that no tokens change; and how long
-requests wait for a silent store."""
+"""Slots that running sequences give up for a waiting one: which do, how many, and that no tokens change."""
 
 from __future__ import annotations
 
@@ -8,16 +7,15 @@ import random
 import pytest
 import torch
 from engine_rig import LAYER_HEADS, LAYOUT, NUM_KV_HEADS, NUM_LAYERS, Rig, pool_of, request, tokens_alone
-from offload_rig import attached, make_sequence
+from offload_rig import attached
 
-from carrel.process.histogram import Histogram
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.admission.preemption import Patience
+from gpu_worker.engine.request import Status
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest
-from gpu_worker.state.sequence import Sequence, Status
+from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import physical_slots
 
 SELECTING = ["pqcache", "clusterkv"]
@@ -29,7 +27,7 @@ def blocks_of(rig: Rig, name: str) -> int:
 
 def check_places(rig: Rig, sequence: Sequence) -> None:
     """Slots and tokens name each other; sinks and window are in, where the fixed slots say, with their rows."""
-    recall, seat = rig.engine.caches.recall, sequence.seat
+    recall, seat = rig.runner.caches.recall, sequence.seat
     hot, stored = recall.hot, rig.store.rows[sequence.sequence_id]
     fixed = [*range(sequence.plan.num_sink), *range(sequence.window_begin, sequence.num_tokens)]
     for layer in range(NUM_LAYERS):
@@ -43,8 +41,8 @@ def check_places(rig: Rig, sequence: Sequence) -> None:
             assert torch.equal(hot.token_of[seat, layer, head, slots].long(), positions)
             assert set(fixed) <= set(positions.tolist())
             assert 0 <= hot.hand[seat, layer, head] < sequence.num_slots
-            rows = physical_slots(rig.engine.caches.block_tables.tables[seat, layer, head], slots)
-            held = rig.engine.pool.rows[rows]
+            rows = physical_slots(rig.runner.caches.block_tables.tables[seat, layer, head], slots)
+            held = rig.runner.pool.rows[rows]
             assert torch.equal(
                 held, torch.from_numpy(stored[layer, head, positions].copy()).view(torch.float32)
             )
@@ -92,14 +90,14 @@ def test_a_hot_cache_shrinks_again_down_to_the_least(policy: str) -> None:
     rig = Rig(slot_bytes=pool_of(14), max_num_seqs=20)
     rig.submit(old)
     sequence = rig.step_to("old", Status.DECODE, 3)
-    recall = rig.engine.caches.recall
+    recall = rig.runner.caches.recall
     least = -(-recall.least_slots(sequence) // 64)
     sizes = [blocks_of(rig, "old")]
     for number in range(20):
         rig.submit(request(f"new {number}", prompt=10, max_tokens=54))
         before = sequence.num_slots
         rig.step()
-        if sequence.status is Status.FINISHED:
+        if "old" not in rig.runner.sequences:
             break
         if sequence.num_slots != before:
             sizes.append(blocks_of(rig, "old"))
@@ -122,10 +120,10 @@ def test_the_largest_gives_up_first() -> None:
     rig.step_to("small", Status.DECODE)
     small, large = blocks_of(rig, "small"), blocks_of(rig, "large")
     assert large > small > 2
-    free = rig.engine.caches.num_free_slots
+    free = rig.runner.caches.num_free_slots
     rig.submit(request("new", prompt=free, max_tokens=30))
     rig.step()
-    assert rig.sequence("new").status is Status.PREFILL
+    assert rig.status("new") is Status.PREFILL
     assert (blocks_of(rig, "small"), blocks_of(rig, "large")) == (small, large // 2)
     rig.drain()
     rig.check_empty()
@@ -152,7 +150,7 @@ def test_a_hot_cache_grows_back_when_the_newcomer_leaves(policy: str, full_layer
     # Nearly all of the pool is free again; the last slot is left out, as it still has a hot cache.
     assert squeezed < sequence.num_slots == sequence.capacity - 1
     num_blocks = LAYER_HEADS * -(-sequence.num_slots // 64)
-    assert rig.engine.caches.held_bytes(sequence)[0] == num_blocks * rig.engine.pool.block_bytes
+    assert rig.runner.caches.held_bytes(sequence)[0] == num_blocks * rig.runner.pool.block_bytes
     if not full_layers:
         check_places(rig, sequence)
     rig.step(10)
@@ -169,11 +167,11 @@ def test_who_has_least_grows_first_and_leaves_half() -> None:
     rig.step_to("large", Status.DECODE)
     rig.submit(request("small", "pqcache", 0.1, prompt=500, max_tokens=200))
     rig.step_to("small", Status.DECODE)
-    rig.submit(request("new", prompt=rig.engine.caches.num_free_slots + 300, max_tokens=10))
+    rig.submit(request("new", prompt=rig.runner.caches.num_free_slots + 300, max_tokens=10))
     rig.step_to("new", Status.DECODE)
     names = sorted(("small", "large"), key=lambda name: blocks_of(rig, name))
     least, other = (blocks_of(rig, name) for name in names)
-    free = rig.engine.pool.num_free_blocks // LAYER_HEADS
+    free = rig.runner.pool.num_free_blocks // LAYER_HEADS
     new = blocks_of(rig, "new")
     rig.engine.abort("new")
     rig.step()
@@ -197,10 +195,10 @@ def test_nobody_grows_while_someone_waits() -> None:
     assert sequence.can_miss
     rig.submit(request("next", "full", prompt=700, max_tokens=10))
     rig.step()
-    assert rig.sequence("next").status is Status.WAITING
+    assert rig.status("next") is Status.WAITING
     rig.engine.abort("new")
     rig.step()
-    assert rig.sequence("next").status is Status.PREFILL
+    assert rig.status("next") is Status.PREFILL
     assert sequence.num_slots == squeezed
     rig.drain()
     rig.check_empty()
@@ -308,45 +306,3 @@ def test_tokens_under_pressure_are_those_without() -> None:
     assert len(shrunk) >= 2
     assert [rig.records[one.request_id].tokens for one in requests] == expected
     rig.check_empty()
-
-
-def test_each_waits_its_time_and_nobody_longer_than_the_store_was_silent() -> None:
-    now = silent = 0.0
-    patience = Patience(10.0, lambda: silent, Histogram(), lambda: now)
-    first, second = make_sequence("first", 0, 9), make_sequence("second", 1, 9)
-    assert not patience.held
-    silent = 1.0
-    patience.wait(first)
-    now = 6.0
-    patience.wait(second)
-    # The first time counts.
-    patience.wait(first)
-    assert set(patience.held) == {first, second}
-    assert patience.over() == []
-    # It answers others, but never this one.
-    silent, now = 0.0, 10.0
-    assert not patience.held
-    assert patience.over() == [first]
-    patience.end(first)
-    patience.end(first)
-    assert patience.over() == []
-    # It was silent before the second came.
-    silent = 10.0
-    assert patience.over() == [second]
-
-
-def test_who_needs_the_store_waits_as_long_as_it_is_silent() -> None:
-    now, silent = 0.0, 1.0
-    patience = Patience(10.0, lambda: silent, Histogram(), lambda: now)
-    one = make_sequence("one", 0, 9)
-    patience.note_all([one])
-    assert list(patience.held) == [one]
-    silent = 0.0
-    patience.note_all([one])
-    now, silent = 20.0, 1.0
-    assert patience.over() == []
-    patience.note(waiting=[one], others=[])
-    now = 30.0
-    assert patience.over() == [one]
-    patience.note(waiting=[], others=[one])
-    assert patience.over() == []
