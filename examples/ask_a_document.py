@@ -1,4 +1,4 @@
-"""Ask a question about a text file, under one or several selection policies, and see what each had to read.
+"""Ask a question about a text file, under one or several selection policies, and compare how much each attends to.
 
 `python examples/ask_a_document.py book.txt "What is the secret number?" --policy full bitkeys pqcache`
 
@@ -27,7 +27,7 @@ PIECE_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Result:
-    """One policy's answer, and what it cost. `carrel` is the server's own account: `usage.carrel`."""
+    """One policy's answer and its cost; `carrel` is the server's `usage.carrel`."""
 
     policy: str
     answer: str
@@ -53,13 +53,13 @@ def cut_to_fit(
 ) -> str:
     """The longest beginning of `text`, in whole pieces, that the model can take with the question and the answer.
 
-    Says so when it has to cut. Counts with the server's `/tokenize`, whose requests are limited in length.
+    Prints a line if it cuts the text. Counts tokens with the server's `/tokenize`, which limits the length of requests.
     """
-    room = max_model_len - max_tokens - RESERVED_TOKENS - count_tokens(question, url)
+    free = max_model_len - max_tokens - RESERVED_TOKENS - count_tokens(question, url)
     used = 0
     for start in range(0, len(text), PIECE_CHARACTERS):
         num_tokens = count_tokens(text[start : start + PIECE_CHARACTERS], url)
-        if used + num_tokens > room:
+        if used + num_tokens > free:
             console.print(
                 f"[yellow]The file is longer than the model's {max_model_len:,} tokens: only its first {used:,} tokens "
                 f"({start / len(text):.0%} of the file) are read.[/yellow]"

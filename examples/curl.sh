@@ -2,7 +2,7 @@
 # Ask a running server, streamed: examples/curl.sh [QUESTION] [URL]. With a key: CARREL_API_KEY=... examples/curl.sh
 set -euo pipefail
 
-# a document, a blank line, a question: what carrel-nano was trained to read
+# a document, a blank line and a question, as carrel-nano was trained on
 default="It rained all morning. The secret number of the amber fox is 48213. In the evening the boats came home.
 
 What is the secret number of the amber fox?"

@@ -10,7 +10,7 @@ import grpc
 
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 
-# a document, a blank line, a question: what carrel-nano was trained to read
+# a document, a blank line and a question, as carrel-nano was trained on
 QUESTION = (
     "It rained all morning. The secret number of the amber fox is 48213. In the evening the boats came home.\n\n"
     "What is the secret number of the amber fox?"
