@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +50,8 @@ RULES = (
         ("gpu_worker", "kv_store.client", "kv_store.v1", "carrel.process"),
         frozenset({"transformers", "tokenizers", "fastapi", "starlette", "uvicorn"}),
     ),
+    # It decides by numbers and clocks: no tensors.
+    Rule("gpu_worker/engine", ("gpu_worker", "carrel.process"), HEAVY),
     Rule(
         "gateway",
         ("gateway", "gpu_worker.v1", "carrel.process"),
@@ -78,11 +82,13 @@ FLOORS = (
     "neighbours",
     "selection",
     "config",
+    "engine",
     "state",
     "store",
     "caches",
     "calibration",
-    "engine",
+    "runner",
+    "startup",
     "fidelity",
     "service",
     "__main__",
@@ -192,6 +198,14 @@ def test_imports_run_one_way(rule: Rule) -> None:
         if modules := broken_imports(rule, file.read_text(), ".".join(name.parent.parts)):
             broken[str(name)] = modules
     assert broken == {}
+
+
+def test_the_engine_loads_no_tensors() -> None:
+    program = "import sys, gpu_worker.engine.engine; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not {"torch", "triton", "faiss"} & {*loaded.stdout.split()}
 
 
 def test_inside_gpu_worker_imports_run_downwards() -> None:
