@@ -32,7 +32,7 @@ def _stop_on_signals(stop: SimpleQueue[int]) -> None:
 
 
 def _is_told(stop: SimpleQueue[int]) -> bool:
-    """Whether there was a signal, or is one within a moment."""
+    """Return whether a signal came, or comes within a moment."""
     try:
         stop.get(timeout=_WATCH_SECONDS)
     except Empty:

@@ -53,7 +53,7 @@ class CallMeter:
             known.codes[code] += 1
 
     def read(self) -> tuple[CallStats, ...]:
-        """Of all methods that were called."""
+        """Return the figures of each method that was called."""
         with self._lock:
             told = [(name, each.times.read(), each.codes) for name, each in sorted(self._methods.items())]
             return tuple(CallStats(name, times.sum, times.counts, dict(codes)) for name, times, codes in told)

@@ -51,15 +51,14 @@ class SlabChecksums:
         self._sealing.submit(self._take, slab_ids, times)
 
     def find_corrupt(self, slab_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Those of these slabs, which the caller holds, that are not what they were when their sums were taken. Waits
-        for idle cores."""
+        """Return which of these held slabs changed after their sums were taken. Waits for idle cores."""
         known = slab_ids[self._is_known[slab_ids]]
         parts = [known[begin : begin + _AT_ONCE] for begin in range(0, known.size, _AT_ONCE)]
         found = list(self._comparing.map(self._differing, parts))
         return np.concatenate([np.empty(0, np.int32), *found])
 
     def sums(self, slab_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64] | None:
-        """Of these slabs, which are listed; None where they are not all taken yet."""
+        """Return the sums of these listed slabs; None while any of them is missing."""
         with self._lock:
             return self._sums[slab_ids] if self._is_known[slab_ids].all() else None
 
@@ -85,7 +84,7 @@ class SlabChecksums:
         return slab_ids[self._sums_of(slab_ids) != self._sums[slab_ids]]
 
     def _sums_of(self, slab_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """Of slabs as they lie; those that follow one another in the arena are taken together."""
+        """Compute the sums of slabs. Slabs that are adjacent in the arena are summed together."""
         sums = [np.empty(0, np.uint64)]
         for run in np.split(slab_ids, np.flatnonzero(np.diff(slab_ids) != 1) + 1):
             for begin in range(0, run.size, _AT_ONCE):

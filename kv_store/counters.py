@@ -1,4 +1,4 @@
-"""What the store counts since its start."""
+"""The store's counters since its start."""
 
 from __future__ import annotations
 

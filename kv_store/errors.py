@@ -54,7 +54,7 @@ class OutOfSpace(KVStoreError):
 
 
 class PrefixLoading(KVStoreError):
-    """What is known of a prefix comes from the disk; the same call finds it in the arena soon."""
+    """The store is loading a known prefix from the disk; repeat the call soon."""
 
 
 class PinLimit(KVStoreError):

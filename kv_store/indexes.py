@@ -20,7 +20,7 @@ _MAX_ITERATIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What to train on: tokens of one layer; `prefill_seconds` 0: unknown."""
+    """A request to train on tokens of one layer; `prefill_seconds` 0: unknown."""
 
     sequence_id: str
     layer: int

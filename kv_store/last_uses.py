@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 
 class LastUses:
-    """Of places 0..num_places-1. Not thread-safe: the store's lock guards it. There may be thousands, so every call
-    looks at all at once and none at each.
+    """The last use of each of the places 0..num_places-1. Not thread-safe: the store's lock guards it.
+
+    There may be thousands of places, so every call works on whole arrays.
 
     at: float64 [num_places], by the clock.
     """
@@ -29,7 +30,7 @@ class LastUses:
         self.at[places] = self._clock()
 
     def oldest(self, among: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-        """So many of these places, or as many as there are, the least recently used first."""
+        """Return up to `count` of these places, the least recently used first."""
         if count < among.size:
             among = among[np.argpartition(self._turns[among], count)[:count]]
         return among[np.argsort(self._turns[among])]

@@ -49,5 +49,5 @@ class Owners:
         return sorted(self._counts, key=lambda owner: -self._counts[owner] - num_asked * (owner == asking))
 
     def are_of(self, owner: str, places: Places) -> npt.NDArray[np.bool_]:
-        """Whether each of these, which are not free, is the owner's."""
+        """Return for each of these places, none of them free, whether it is the owner's."""
         return self._number_of[places] == self._numbers[owner]

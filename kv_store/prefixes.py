@@ -28,10 +28,10 @@ def check_hashes(hashes: Sequence[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PrefixAges:
-    """Whether the arena is large enough.
+    """Times in seconds that show whether the arena is large enough.
 
-    reuse_gap: since the last use of what a prompt shares, of the last slabs that it does. evicted_idle,
-    evicted_lifetime: of what was given up for room, since its last use, and since it was listed.
+    reuse_gap: from the previous use of a prefix until a prompt shares it, taken at the last slabs that are shared.
+    evicted_idle, evicted_lifetime: from an evicted entry's last use, and from its listing, until it is evicted.
     """
 
     reuse_gap: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS))
@@ -125,7 +125,7 @@ class PrefixDirectory:
         self._uses.renew(np.fromiter((self._entries[each].place for each in hashes), np.int64, len(hashes)))
 
     def are_unused(self, seconds: float, slab_ids: SlabArray) -> npt.NDArray[np.bool_]:
-        """Of these slabs, False for the first ones of entries that were used within this time."""
+        """Return False for each of these slabs that is the first one of an entry used within this time."""
         return ~self._is_place[slab_ids] | (self._uses.at[slab_ids] < self._clock() - seconds)
 
     def num_evictable_slabs(self, waived: npt.NDArray[np.int32], enough: int) -> int:
@@ -184,8 +184,7 @@ class PrefixDirectory:
         num_slabs: int,
         waived: npt.NDArray[np.int32] | None = None,
     ) -> list[_Entry]:
-        """Of the entries at these places, the least recently used ones that nobody else holds, as many as give
-        `num_slabs`."""
+        """Return the least recently used entries at these places that have no other holder, enough for `num_slabs`."""
 
         def num_holders(slab_ids: SlabArray) -> npt.NDArray[np.int32]:
             found = self._allocator.references(slab_ids)

@@ -25,7 +25,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TopKItem:
-    """What one sequence selects from, in one layer: the candidates [token_begin, token_end).
+    """A selection of one sequence in one layer, from the candidates [token_begin, token_end).
 
     queries: float32 [num_kv_heads, group_size, head_dim]. resident: a bit for each candidate of each head; None: no
     rows are wanted.
@@ -125,7 +125,7 @@ class Selector:
                 index.added = known
 
     def _arrays(self, index: StoredIndex, end: int) -> list[npt.NDArray[Any]]:
-        """Of all heads; the second has a row for each token below `end`."""
+        """Return an index's arrays of all heads; the second has a row for each token below `end`."""
         fitted, of_tokens, *others = (view_array(self._state.arena.data, ref) for ref in index.arrays)
         if index.added is not None:
             of_tokens = np.concatenate([of_tokens, index.added], axis=1)
@@ -146,7 +146,7 @@ def _queries(item: TopKItem, layout: Layout) -> npt.NDArray[np.float32]:
 
 
 def _missing(item: TopKItem, positions: Positions) -> list[npt.NDArray[np.uint64]]:
-    """Of each head, the positions whose rows the worker does not have."""
+    """Return for each head the positions whose rows the worker does not have."""
     heads, count = positions.shape[0], item.token_end - item.token_begin
     bits = np.frombuffer(item.resident or b"", np.uint8)
     if bits.size != -(-heads * count // 8):

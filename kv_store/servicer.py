@@ -25,7 +25,7 @@ from kv_store.v1 import kv_store_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What Attach tells of this store."""
+    """The facts of this store that Attach returns."""
 
     handle: ArenaHandle
     slab_bytes: int

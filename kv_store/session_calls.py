@@ -1,4 +1,4 @@
-"""What workers do with sessions: hold, list, pin and drop them, on the disk too."""
+"""The calls of workers for sessions: hold, list, pin and drop them, on the disk too."""
 
 from __future__ import annotations
 

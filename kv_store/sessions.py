@@ -23,8 +23,9 @@ PINNED_SHARE = 0.25
 
 @dataclass(slots=True)
 class Session:
-    """What a name holds: `slabs` int32 [num_slabs], of all layers, listed under `hashes`; none where it holds these on
-    the disk only. Times are Unix times in seconds."""
+    """The prefix that a name holds. Times are Unix times in seconds.
+
+    slabs: int32 [num_slabs], of all layers, listed under `hashes`; empty where the session is on the disk only."""
 
     owner: str
     label: str
@@ -71,7 +72,7 @@ class SessionDirectory:
         return iter(self._sessions.items())
 
     def of(self, owner: str) -> Iterator[tuple[str, Session]]:
-        """Those of an owner by name, the one that was used longest ago first."""
+        """Yield an owner's sessions by name, the least recently used first."""
         return ((name, session) for name, session in self._sessions.items() if session.owner == owner)
 
     def is_pinned(self, session: Session) -> bool:
@@ -200,8 +201,9 @@ class SessionDirectory:
         self.kept_version += 1
 
     def _cut(self, name: str, num_left: int) -> None:
-        """Of its slabs it keeps those under so many first hashes; or what is on the disk, where that is more. One that
-        has neither is forgotten."""
+        """Keep the slabs under so many first hashes, or only what is on the disk where that is more.
+
+        A session left with neither is forgotten."""
         session = self._sessions[name]
         num_left = 0 if len(session.kept) >= num_left else num_left
         hashes = session.hashes[:num_left] or session.kept

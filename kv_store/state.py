@@ -1,4 +1,4 @@
-"""What the store's parts share: one lock, the arena's bookkeeping, and how room is made."""
+"""The state that the store's parts share: one lock, the arena's bookkeeping, and eviction."""
 
 from __future__ import annotations
 

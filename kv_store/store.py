@@ -24,7 +24,7 @@ _MAX_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a worker needs to use the arena; the response segment is `response_bytes` from `response_offset`."""
+    """The geometry of a worker's arena; the response segment is `response_bytes` from `response_offset`."""
 
     tokens_per_slab: int
     response_offset: int

@@ -1,4 +1,4 @@
-"""What a worker uses of the store: sequences, rows, indexes."""
+"""The client that a worker uses: sequences, rows, indexes and sessions."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class StoreClient:
 
     @property
     def selects_in_store(self) -> bool:
-        """Whether indexes stay in the store, which this worker then asks for the best (`top_k`)."""
+        """Return whether indexes stay in the store, which then selects tokens (`top_k`)."""
         return self._attached.transport.selects_in_store
 
     @property
@@ -353,7 +353,7 @@ class StoreClient:
 
     @property
     def is_answering(self) -> bool:
-        """Whether a store was there when last asked, by the heartbeat or otherwise; it may be another start."""
+        """Return whether a store answered the last call or heartbeat. It may have been restarted since."""
         return self._attached.lease.is_answered
 
     @property

@@ -46,12 +46,12 @@ class StoreSilent(StoreUnreachable):
 
 
 class StaleEpoch(StoreError):
-    """What this client knows belongs to a store or a lease that has ended; `reattach()` starts over."""
+    """The client's state belongs to a store or a lease that has ended; `reattach()` starts over."""
 
 
 class PrefixLoading(StoreError):
-    """What the store knows of a prefix comes from its disk: nothing was begun, and the same call finds it in the arena
-    soon, or what there is after some seconds."""
+    """The store is loading a known prefix from its disk. Nothing was begun: repeat the call. After some seconds the
+    call begins with what is there."""
 
 
 class StoreFull(StoreError):

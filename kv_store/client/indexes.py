@@ -34,7 +34,7 @@ class PQParams:
     codebooks_only: bool = False
 
     def num_bytes(self, layout: Layout, num_tokens: int) -> int:
-        """What one layer's index over so many tokens takes in the arena."""
+        """Return the bytes that one layer's index over so many tokens takes in the arena."""
         width = layout.row_format.head_dim // self.num_subvectors + (self.metric == "ip")
         books = layout.num_kv_heads * self.num_subvectors * 2**self.num_bits * width * 4
         codes = 0 if self.codebooks_only else layout.num_kv_heads * num_tokens * self.num_subvectors
@@ -52,7 +52,7 @@ class KMeansParams:
     max_iterations: int = 0
 
     def num_bytes(self, layout: Layout, num_tokens: int) -> int:
-        """What one layer's index over so many tokens takes in the arena."""
+        """Return the bytes that one layer's index over so many tokens takes in the arena."""
         centroids = layout.num_kv_heads * self.num_clusters * layout.row_format.head_dim * 4
         return _aligned(centroids) + _aligned(layout.num_kv_heads * num_tokens * 4)
 
@@ -70,7 +70,7 @@ class BitParams:
         return 0
 
     def num_bytes(self, layout: Layout, num_tokens: int) -> int:
-        """What one layer's index over so many tokens takes in the arena."""
+        """Return the bytes that one layer's index over so many tokens takes in the arena."""
         heads, width = layout.num_kv_heads, layout.row_format.head_dim
         anchors = heads * (1 + self.num_sinks) * width * 4
         return _aligned(anchors) + _aligned(heads * (num_tokens - self.num_sinks) * (-(-width // 4) + 2))

@@ -20,7 +20,7 @@ class RowsWanted:
 
 @dataclass(frozen=True, slots=True)
 class TopKWanted:
-    """What one sequence selects from: the `k` best of the candidates [token_begin, token_end).
+    """A selection in one sequence: the `k` best of the candidates [token_begin, token_end).
 
     queries: float32 [num_kv_heads, group_size, head_dim]. resident: bool [num_kv_heads, candidates], true where the row
     is not wanted; None: no rows are.
@@ -41,8 +41,10 @@ def count_rows(wanted: Sequence[RowsWanted]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a sequence has from its begin on: so many first tokens in slabs that it shares, and `slab_table` int32
-    [num_layers, slabs_per_layer], read-only, the shared ones first."""
+    """The slabs of a sequence that has begun.
+
+    num_shared: tokens, its first ones, in slabs that it shares.
+    slab_table: int32 [num_layers, slabs_per_layer], read-only, the shared slabs first."""
 
     num_shared: int
     slab_table: npt.NDArray[np.int32]

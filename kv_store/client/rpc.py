@@ -94,7 +94,7 @@ def translated(target: str) -> Iterator[None]:
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """What a call says of itself to a store that asks for a token; nothing without one."""
+    """Return the metadata that shows the token to the store; none without a token."""
     return ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
 
 

@@ -53,7 +53,7 @@ def layout_from_message(message: pb.Layout) -> Layout:
 
 
 def own_edition() -> Edition:
-    """Of store and store client."""
+    """Return the edition of store and store client."""
     return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 

@@ -83,7 +83,7 @@ class DiskTier:
         self._remove(catalog.make_room())
 
     def must_wait(self, hashes: Sequence[bytes], owner: str) -> bool:
-        """Whether more of this prefix, an owner's, will be in the arena soon than is now: ask again. For some seconds
+        """Return whether more of this owner's prefix will soon be in the arena: the caller asks again, for some seconds
         at most."""
         if self._catalog is None:
             return False

@@ -1,4 +1,4 @@
-"""What every kind of index offers: the shapes of its arrays, a fit for one head, and selection."""
+"""The interface of every kind of index: the shapes of its arrays, a fit for one head, and selection."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Index(ABC):
 
     @property
     def is_searchable(self) -> bool:
-        """Whether its second array says something of each token."""
+        """Return whether its second array has a row for each token."""
         return True
 
     @property
@@ -78,7 +78,7 @@ class Index(ABC):
     @property
     @abstractmethod
     def num_centroids(self) -> int:
-        """Of each K-means problem of a head."""
+        """The number of centroids of each K-means problem of a head."""
 
     def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
         """How many of so many rows an iteration goes over."""
@@ -90,7 +90,7 @@ class Index(ABC):
         that is not finite."""
 
     def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
-        """What one head's fitted arrays say of tokens behind those that were fitted: a row of the second array for each
+        """Code tokens that follow the fitted ones by one head's fitted arrays: a row of the second array for each
         key. Raises InvalidArgument where such tokens need an index of their own."""
         raise InvalidArgument(
             f"{keys.num_rows} candidates are in no {self.kind} index: build one over them too"

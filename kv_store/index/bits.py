@@ -147,7 +147,7 @@ def _logits(queries: Keys, codes: npt.NDArray[np.uint8]) -> Keys:
 
 
 def _levels(weights: Keys, k: int, group: int) -> Keys:
-    """What float32 [n] weights of a group are compared by where k are taken."""
+    """Round weights float32 [n] of a group to the levels by which k of them are selected."""
     of_count = int(np.float32(k).view(np.int32)) >> _LEVEL_SHIFT
     base = (2 * _ONE + (group - 1).bit_length() + 2) * _OCTAVE - _MAX_LEVEL
     levels = (weights.view(np.int32) >> _LEVEL_SHIFT) + (of_count - base)
@@ -155,8 +155,9 @@ def _levels(weights: Keys, k: int, group: int) -> Keys:
 
 
 def _log_totals(logits: Keys, of_sinks: Keys) -> Keys:
-    """What each query's weights sum to over sinks and candidates, these by a sample, as the worker takes it: float32
-    [G], in base 2."""
+    """Estimate the sum of each query's weights over sinks and a sample of candidates, as the worker does.
+
+    Returns float32 [G], the logarithm in base 2."""
     stride = -(-logits.shape[1] // _NUM_SAMPLES)
     sampled = logits[:, stride // 2 :: stride]
     sampled = sampled + np.float32(log2(logits.shape[1] / sampled.shape[1]))

@@ -43,7 +43,7 @@ class TrainOutcome:
 
     @classmethod
     def over(cls, parts: Sequence[TrainOutcome]) -> TrainOutcome:
-        """Of all heads, trained apart."""
+        """Sum up the outcomes of heads that were trained apart."""
         return cls(
             sum(part.seconds for part in parts),
             max((part.iterations for part in parts), default=0),
