@@ -1,4 +1,4 @@
-"""How long the store's calls take, and how they end."""
+"""Counters of the store: the duration and outcome of calls, and totals since its start."""
 
 from __future__ import annotations
 
@@ -124,3 +124,18 @@ class CallWatch(grpc.ServerInterceptor):
 
 def _codecs(handler: Any) -> tuple[Any, Any]:
     return handler.request_deserializer, handler.response_serializer
+
+
+@dataclass(slots=True)
+class Counters:
+    """Under the store's lock. Names are those of `StoreStats`. prefix_lookup_tokens: of prompts, in whole slabs, that
+    were looked for; prefix_hit_tokens: that were found. evicted_*: given up to make room."""
+
+    training_seconds: float = 0.0
+    num_trainings: int = 0
+    gathered_rows: int = 0
+    prefix_lookup_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    evicted_bytes: int = 0
+    evicted_sessions: int = 0
+    expired_leases: int = 0

@@ -6,7 +6,8 @@ import math
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
-from kv_store.client.checksum import checksum
+from xxhash import xxh3_64_intdigest
+
 from kv_store.client.indexes import ALIGNMENT, ArrayRef, IndexParams
 from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
 from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
@@ -92,7 +93,9 @@ class IndexBuilder:
         try:
             outcome = self._train(sequence, task)
             data = state.arena.data
-            arrays = tuple(replace(ref, checksum=checksum(view_bytes(data, ref))) for ref in arrays)
+            arrays = tuple(
+                replace(ref, checksum=xxh3_64_intdigest(view_bytes(data, ref).data)) for ref in arrays
+            )
             with state.lock:
                 self._bound.observe(index.costs_like, _cost(index, task, outcome))
                 state.counters.training_seconds += outcome.seconds

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from kv_store.client.layout import Layout
 from kv_store.errors import InvalidArgument
-from kv_store.gather import CHUNK_BYTES, GatherItem, RowReader
 from kv_store.index import ArenaKeys
+from kv_store.rows import CHUNK_BYTES, GatherItem, RowReader
 from kv_store.sequences import StoredIndex
 from kv_store.state import StoreState
 from kv_store.trainers.task import view_array

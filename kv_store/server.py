@@ -20,7 +20,7 @@ from carrel.process.noted_errors import NotedErrors
 from carrel.process.options import OptionError
 from carrel.process.ready_threads import NoThreads, ReadyThreads, start_thread
 from carrel.process.tracing import Tracer, make_tracer
-from kv_store.arena import Arena
+from kv_store.arena import Arena, HandoffServer, claim_socket_path
 from kv_store.call_meter import CallMeter, CallWatch
 from kv_store.client.rpc import TOKEN_KEY, token_metadata
 from kv_store.client.wire import own_edition
@@ -28,12 +28,10 @@ from kv_store.config import StoreConfig, idle_cores
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.disk.tier import DiskTier
 from kv_store.errors import ConfigError
-from kv_store.gather import RowReader
-from kv_store.handoff import HandoffServer, claim_socket_path
 from kv_store.index import IterationBound
 from kv_store.indexes import IndexBuilder
 from kv_store.memory import check_room
-from kv_store.put_rows import RowWriter
+from kv_store.rows import RowReader, RowWriter
 from kv_store.selection import Selector
 from kv_store.servicer import Endpoint, KVStoreServicer
 from kv_store.state import StoreState

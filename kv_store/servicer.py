@@ -13,9 +13,8 @@ from carrel.process.version import Edition
 from kv_store.client import wire
 from kv_store.client.handoff import ArenaHandle
 from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
-from kv_store.gather import GatherItem, RowReader
 from kv_store.indexes import BuildRequest, IndexBuilder
-from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.selection import Selector, TopKItem
 from kv_store.statuses import streaming, unary
 from kv_store.store import Store

@@ -14,14 +14,12 @@ import numpy.typing as npt
 
 from carrel.process.histogram import Histogram
 from kv_store.arena import Arena
-from kv_store.call_meter import CallMeter
+from kv_store.call_meter import CallMeter, Counters
 from kv_store.checksums import SlabChecksums
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.counters import Counters
 from kv_store.errors import FailedPrecondition, OutOfSpace
-from kv_store.leases import Worker, WorkerTable
 from kv_store.prefixes import PrefixDirectory
-from kv_store.sequences import Sequence, SequenceTable
+from kv_store.sequences import Sequence, SequenceTable, Worker, WorkerTable
 from kv_store.sessions import SessionDirectory
 from kv_store.slabs import Among, SlabAllocator
 

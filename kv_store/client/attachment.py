@@ -3,30 +3,95 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import numpy as np
-import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
+from carrel.process.noted_errors import NotedErrors
 from kv_store.client import wire
-from kv_store.client.checksum import checksum
-from kv_store.client.ends import Ends, SequenceEnd
+from kv_store.client.ends import Ends, SequenceEnd, start_thread
 from kv_store.client.errors import (
     CorruptRows,
     InvalidStoreRequest,
     StaleEpoch,
+    StoreError,
     StoreUnreachable,
     refusing_odd_fields,
 )
 from kv_store.client.indexes import IndexSegment
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.client.lease import Lease
 from kv_store.client.rpc import StoreRpc, TraceOf, no_trace
 from kv_store.client.transports import Transport
 from kv_store.v1 import kv_store_pb2 as pb
+
+_BEATS_PER_LEASE = 3
+_BEAT_SECONDS = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+class Lease:
+    """Calls `beat` every `beat_seconds`, and three times a lease at least, until `close`.
+
+    is_answered: whether a store was there when last asked, be it another start that does not know this worker.
+    A store may hand this worker's slabs to others once the lease has run out, so writing needs `check`.
+    """
+
+    def __init__(
+        self, lease_seconds: float, beat: Callable[[], object], beat_seconds: float = _BEAT_SECONDS
+    ) -> None:
+        self._seconds = lease_seconds
+        self._beat_seconds = min(beat_seconds, lease_seconds / _BEATS_PER_LEASE)
+        self._beat = beat
+        self._valid_until = time.monotonic() + lease_seconds
+        self._lost: StaleEpoch | None = None
+        self.is_answered = True
+        self._closing = threading.Event()
+        self._errors = NotedErrors(logger, "the heartbeat to the KV store")
+        self._thread = start_thread(self._run, "store-heartbeat")
+
+    def check(self) -> None:
+        """Raises StaleEpoch when the store has said so, StoreUnreachable when it was silent for a lease."""
+        if self._lost is not None:
+            raise StaleEpoch(str(self._lost))
+        if time.monotonic() > self._valid_until:
+            raise StoreUnreachable(
+                f"the KV store did not answer for {self._seconds:g} s: the lease has run out"
+            )
+
+    def lose(self, error: StaleEpoch) -> None:
+        """Note that the store no longer knows this attachment."""
+        self._lost = error
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=self._seconds)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._beat_seconds):
+            started = time.monotonic()
+            try:
+                self._beat()
+            except StaleEpoch as exc:
+                # Beats go on: whether there is a store to attach to is known by them.
+                self.lose(exc)
+                self.is_answered = True
+            except StoreError:
+                # The next beat tries again; `check` refuses once the lease has run out.
+                self.is_answered = False
+            except Exception as exc:
+                self._errors.note(exc)
+                self.is_answered = False
+            else:
+                self.is_answered = True
+                self._valid_until = started + self._seconds
+
 
 _BUILD_TIMEOUT_SECONDS = 600.0
 
@@ -146,14 +211,12 @@ def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> Inde
     with attached.noting_loss():
         arrays = attached.transport.arrays(refs)
     if corrupt := [
-        ref.name for ref in refs if ref.name in arrays and _differs(arrays[ref.name], ref.checksum)
+        ref.name
+        for ref in refs
+        if ref.name in arrays and xxh3_64_intdigest(arrays[ref.name].data) != ref.checksum
     ]:
         raise CorruptRows(
             f"the {', '.join(corrupt)} of an index are not what was trained: test the store's memory"
         )
     kind = wire.KIND_NAMES.get(reply.kind, "")
     return IndexSegment(kind, arrays, reply.training_seconds, reply.iterations)
-
-
-def _differs(array: npt.NDArray[Any], expected: int) -> bool:
-    return checksum(array.reshape(-1).view(np.uint8)) != expected

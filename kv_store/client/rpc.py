@@ -13,7 +13,6 @@ from carrel.process.trace_context import TRACEPARENT, TraceContext
 from carrel.process.trailing import trailing_of
 from carrel.process.version import Edition
 from kv_store.client import wire
-from kv_store.client.channel import open_channel
 from kv_store.client.errors import (
     InvalidStoreRequest,
     NotInStore,
@@ -28,6 +27,17 @@ from kv_store.client.errors import (
 )
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
+
+Options = Sequence[tuple[str, int]]
+
+
+def open_channel(target: str, options: Options, root: bytes = b"") -> grpc.Channel:
+    """A channel to `target`. root: PEM certificates by which the store's is known, which must be for the host's name;
+    empty: without TLS."""
+    if not root:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(root), options=options)
+
 
 Reply = TypeVar("Reply")
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from carrel.process.ready_threads import start_thread
-from kv_store.client.checksum import checksums
+from kv_store.checksums import checksums
 from kv_store.client.stats import DiskStats
 from kv_store.client.wire import own_edition
 from kv_store.disk.catalog import Catalog

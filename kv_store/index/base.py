@@ -105,3 +105,19 @@ class Index(ABC):
         segments: one head's arrays of indexes that adjoin each other; rows count through all of them. scale: of the
         model's attention. Raises InvalidArgument where indexes of this kind cannot be searched together.
         """
+
+
+def top_k_positions(scores: Keys, k: int) -> npt.NDArray[np.int64]:
+    """The `k` best of `scores` [N], ascending by position; of equal scores the later wins, NaN is the least."""
+    if np.isnan(scores).any():
+        scores = np.fmax(scores, np.float32(-np.inf))
+    count = min(k, scores.size)
+    if count == scores.size:
+        return np.arange(scores.size, dtype=np.int64)
+    if count == 0:
+        # Where sinks and window are all of a budget.
+        return np.empty(0, np.int64)
+    threshold = np.partition(scores, scores.size - count)[scores.size - count]
+    above = np.flatnonzero(scores > threshold)
+    equal = np.flatnonzero(scores == threshold)
+    return np.sort(np.concatenate([above, equal[equal.size - (count - above.size) :]]))

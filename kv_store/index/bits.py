@@ -12,9 +12,8 @@ import numpy.typing as npt
 from kv_store.client.indexes import MAX_SINKS, BitParams
 from kv_store.client.layout import Layout
 from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
+from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
 from kv_store.index.keys import Keys, KeySource
-from kv_store.topk import top_k_positions
 
 # Of a normal coordinate four values this far apart, in standard deviations, lose the least.
 _STEP = np.float32(0.9957)

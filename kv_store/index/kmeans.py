@@ -14,7 +14,6 @@ from kv_store.client.layout import Layout
 from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
 from kv_store.index.keys import Keys, KeySource, first_equals
-from kv_store.topk import cluster_rows
 
 _MAX_CLUSTERS = 1 << 20
 _SEED_MASK = 0x7FFF_FFFF
@@ -124,3 +123,24 @@ def _means(keys: Keys, labels: npt.NDArray[np.int32], earlier: Keys) -> tuple[Ke
     means = earlier.copy()
     means[used] = np.add.reduceat(keys[order], starts, axis=0) / sizes[used, None]
     return means, sizes
+
+
+def cluster_rows(
+    queries: Keys, centroids: Keys, labels: npt.NDArray[np.integer], k: int
+) -> npt.NDArray[np.int64]:
+    """ClusterKV III-C: whole clusters by summed inner product until `k` rows, the last one cut at its end.
+
+    queries [G, d], centroids [C, d], labels [N]; returns int64 [min(k, N)], ascending. Empty clusters are passed
+    over; of equal scores the smaller number goes first.
+    """
+    sizes = np.bincount(labels, minlength=centroids.shape[0])
+    order = np.argsort(-(centroids @ queries.sum(axis=0)), kind="stable")
+    order = order[sizes[order] > 0]
+    reached = np.cumsum(sizes[order])
+    is_taken = np.zeros(centroids.shape[0], bool)
+    is_taken[order[reached <= k]] = True
+    rows = np.flatnonzero(is_taken[labels])
+    if rows.size < min(k, labels.size):
+        last = np.flatnonzero(labels == order[np.count_nonzero(reached <= k)])
+        rows = np.sort(np.concatenate([rows, last[: k - rows.size]]))
+    return rows

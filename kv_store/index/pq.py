@@ -12,12 +12,13 @@ import numpy.typing as npt
 from kv_store.client.indexes import PQ_METRICS, PQParams
 from kv_store.client.layout import Layout
 from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
+from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
 from kv_store.index.keys import Keys, KeySource, first_equals
-from kv_store.topk import pq_scores, top_k_positions
 
 _SEED_MASK = 0x7FFF_FFFF
 _NO_LIMIT = 1 << 30
+# Of more centroids the pairs are too many for a table.
+_MAX_PAIR_KSUB = 128
 
 
 class PQIndex(Index):
@@ -173,3 +174,27 @@ class _Coder:
             code = ((wide[:, byte] | wide[:, byte + 1] << 8) >> shift) & ((1 << self._num_bits) - 1)
             codes[:, part] = first[code]
         return codes
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def pq_scores(queries: Keys, codebooks: Keys, codes: npt.NDArray[np.uint8], scale: float) -> Keys:
+    """PQCache 3.2: inner products by table, softmax over the rows per query, summed over the group.
+
+    queries [G, d], codebooks [m, 2**b, d/m], codes [N, m]; scale: of the softmax. Returns float32 [N], NaN where inner
+    products overflow.
+    """
+    parts, ksub, width = codebooks.shape
+    tables = np.einsum("gpw,pjw->gpj", queries.reshape(-1, parts, width) * np.float32(scale), codebooks)
+    if parts == 2 and ksub <= _MAX_PAIR_KSUB:
+        # Two codes determine a weight: one exponential for each pair that occurs, and none for a row.
+        pairs = codes[:, 0].astype(np.int64) * ksub + codes[:, 1]
+        counts = np.bincount(pairs, minlength=ksub * ksub)
+        logits = (tables[:, 0, :, None] + tables[:, 1, None, :]).reshape(len(queries), -1)
+        logits[:, counts == 0] = -np.inf
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return (weights / (weights @ counts.astype(np.float32))[:, None]).sum(axis=0)[pairs]
+    logits = np.zeros((len(queries), len(codes)), np.float32)
+    for part in range(parts):
+        logits += tables[:, part, codes[:, part]]
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return (weights / weights.sum(axis=1, keepdims=True)).sum(axis=0)

@@ -18,9 +18,9 @@ import ray.exceptions
 from carrel.process.events import ProcessEvents
 from carrel.process.logs import share_stderr
 from kv_store.actor import ACTOR_NAME, MAX_CONCURRENCY, NAMESPACE, StoreActor
+from kv_store.arena import claim_socket_path
 from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError, KVStoreError
-from kv_store.handoff import claim_socket_path
 from kv_store.memory import check_room
 from kv_store.runtimes import Runtime
 from kv_store.runtimes.children import adopt_orphans, descendants, end_children

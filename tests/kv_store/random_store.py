@@ -22,9 +22,9 @@ from kv_store.client.ends import SequenceEnd
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.disk.tier import DiskTier
 from kv_store.errors import KVStoreError, TrainingFailed
-from kv_store.gather import GatherItem, RowReader
 from kv_store.index import IterationBound
 from kv_store.indexes import BuildRequest, IndexBuilder
+from kv_store.rows import GatherItem, RowReader
 from kv_store.sequences import Sequence
 from kv_store.state import StoreState
 from kv_store.store import Store

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from waiting import PATIENCE
 
-from kv_store.arena import Arena
+from kv_store.arena import Arena, HandoffServer
 from kv_store.client.errors import HandoffRefused, StoreUnreachable
 from kv_store.client.handoff import SEALS, ArenaHandle, receive_arena
 from kv_store.errors import ConfigError
-from kv_store.handoff import HandoffServer
 
 SIZE = 8192
 HANDLE = ArenaHandle(b"r" * 16, 77, SIZE)

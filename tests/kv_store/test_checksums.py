@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, known, open_with, random_rows
 from waiting import PATIENCE
+from xxhash import xxh3_64_intdigest
 
 from kv_store.client import PQParams, StoreClient
-from kv_store.client.checksum import checksum
 from kv_store.local import LocalStore
-from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.rows import PutTarget, RowWriter
 from kv_store.state import StoreState
 from kv_store.store import Store
 
@@ -19,17 +19,17 @@ from kv_store.store import Store
 def test_any_flipped_bit_and_any_swapped_words_change_the_checksum(num_bytes: int) -> None:
     source = np.random.default_rng(num_bytes)
     data = source.integers(0, 256, num_bytes, np.uint8)
-    before = checksum(data)
+    before = xxh3_64_intdigest(data)
     for _ in range(20):
         place, bit = int(source.integers(num_bytes)), np.uint8(1 << int(source.integers(8)))
         data[place] ^= bit
-        assert checksum(data) != before
+        assert xxh3_64_intdigest(data) != before
         data[place] ^= bit
-    assert checksum(data) == before
+    assert xxh3_64_intdigest(data) == before
     if num_bytes > 4096:
         words = data.view(np.uint64)
         words[[3, 300]] = words[[300, 3]]
-        assert checksum(data) != before
+        assert xxh3_64_intdigest(data) != before
 
 
 def listed(store: Store, state: StoreState, name: str, num_slabs: int) -> tuple[list[bytes], np.ndarray]:
@@ -94,9 +94,9 @@ def test_an_index_that_is_not_what_was_trained_is_trained_once_more(
     wrong = [True]
 
     def checksum_once_wrong(data: np.ndarray) -> int:
-        return checksum(data) ^ (1 if wrong and wrong.pop() else 0)
+        return xxh3_64_intdigest(data) ^ (1 if wrong and wrong.pop() else 0)
 
-    monkeypatch.setattr("kv_store.indexes.checksum", checksum_once_wrong)
+    monkeypatch.setattr("kv_store.indexes.xxh3_64_intdigest", checksum_once_wrong)
     again = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6), seed=5).result(PATIENCE)
     assert client.num_corrupt == 1
     assert (again.arrays["codes"] == good.arrays["codes"]).all()

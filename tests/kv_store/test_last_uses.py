@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from store_samples import Clock
 
-from kv_store.last_uses import LastUses
+from kv_store.prefixes import LastUses
 
 
 def test_the_least_recently_used_come_first_as_in_a_plain_list(clock: Clock) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from store_samples import LAYOUT, TOKENS, Clock, chain, end, known
 
-from kv_store.owners import Owners
+from kv_store.slabs import Owners
 from kv_store.state import UNUSED_SECONDS, StoreState
 from kv_store.store import Store
 

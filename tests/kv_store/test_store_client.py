@@ -32,7 +32,7 @@ from kv_store.client import (
     StoreFull,
     StoreUnreachable,
 )
-from kv_store.client.lease import Lease
+from kv_store.client.attachment import Lease
 from kv_store.index import ArrayKeys, FitOptions, make_index
 from kv_store.local import LocalStore
 

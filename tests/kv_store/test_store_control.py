@@ -11,8 +11,7 @@ from kv_store.client import Layout, RowFormat
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
-from kv_store.gather import GatherItem, RowReader
-from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.state import StoreState
 from kv_store.store import Store
 

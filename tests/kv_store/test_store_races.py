@@ -14,10 +14,9 @@ from waiting import PATIENCE
 
 from kv_store.client import PQParams, StoreClient
 from kv_store.errors import FailedPrecondition, OutOfSpace, TrainingFailed
-from kv_store.gather import GatherItem, RowReader
 from kv_store.index import IterationBound
 from kv_store.indexes import BuildRequest, IndexBuilder
-from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.selection import Selector, TopKItem
 from kv_store.state import StoreState
 from kv_store.store import Store

@@ -1,4 +1,4 @@
-"""Shared memory: rows are written straight into the mapped arena and read from the response segment."""
+"""Transports that map the arena: rows are read in place, or from a response segment that the store fills."""
 
 from __future__ import annotations
 
@@ -100,3 +100,42 @@ class ShmTransport(Transport):
             raise StoreError(
                 f"array {ref.name!r} has {ref.num_bytes} bytes: it is no {ref.dtype} of {list(ref.shape)}"
             ) from exc
+
+
+class ZeroCopyTransport(ShmTransport):
+    """Shared memory without a response segment: no message is sent for a gather."""
+
+    name = "zero_copy"
+
+    @classmethod
+    def response_rows(cls, max_gather_rows: int) -> int:
+        return 0
+
+    def __init__(
+        self,
+        rpc: StoreRpc,
+        layout: Layout,
+        worker_id: str,
+        attached: pb.AttachResponse,
+        timeout_seconds: float,
+    ) -> None:
+        super().__init__(rpc, layout, worker_id, attached, timeout_seconds)
+        self._row_items = self._geometry.row_items(self._readable)
+
+    def gather(
+        self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
+    ) -> Bytes:
+        geometry = self._geometry
+        rows = np.empty(count_rows(wanted), self._row_items.dtype)
+        begin = 0
+        for item, table in zip(wanted, slabs, strict=True):
+            positions = item.positions
+            part = rows[begin : begin + positions.size]
+            slab_ids, within = table[positions >> geometry.token_shift], positions & geometry.token_mask
+            part[:] = self._row_items[slab_ids, item.kv_head, within]
+            begin += positions.size
+        return rows.view(np.uint8).reshape(-1, geometry.layout.row_format.row_bytes)
+
+    def close(self) -> None:
+        super().close()
+        self._row_items = self._row_items[:0].copy()

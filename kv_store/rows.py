@@ -1,9 +1,10 @@
-"""Rows out of the arena: into a worker's response segment, or in chunks for the wire."""
+"""Rows into the arena and out of it, for workers that do not do so themselves."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from kv_store.client.layout import SlabGeometry
 from kv_store.errors import FailedPrecondition, InvalidArgument
+from kv_store.sequences import Sequence
 from kv_store.state import StoreState
 
 CHUNK_BYTES = 1 << 20
@@ -42,7 +44,7 @@ class RowReader:
     def __init__(self, state: StoreState) -> None:
         self._state = state
 
-    def gather(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> tuple[int, int]:
+    def gather(self, epoch: int, worker_id: str, items: Items[GatherItem]) -> tuple[int, int]:
         """Copy rows, item by item, to the start of the worker's response segment; returns (offset, num_rows).
 
         Raises NotFound, FailedPrecondition, InvalidArgument for a position that is not sealed or more rows than the
@@ -78,7 +80,7 @@ class RowReader:
         self._count(num_rows, seconds)
         return offset, num_rows
 
-    def chunks(self, epoch: int, worker_id: str, items: Sequence[GatherItem]) -> Iterator[bytes]:
+    def chunks(self, epoch: int, worker_id: str, items: Items[GatherItem]) -> Iterator[bytes]:
         """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk."""
         with self._state.entered(epoch, worker_id) as state:
             addresses = self._resolve(worker_id, items)
@@ -103,7 +105,7 @@ class RowReader:
             with self._state.lock:
                 self._state.gather_seconds.observe(seconds)
 
-    def _resolve(self, worker_id: str, items: Sequence[GatherItem]) -> _RowAddresses:
+    def _resolve(self, worker_id: str, items: Items[GatherItem]) -> _RowAddresses:
         geometry = self._state.geometry
         slabs, heads, tokens = [], [], []
         for item in items:
@@ -136,3 +138,77 @@ class RowReader:
         positions = item.positions.astype(np.int64)
         slabs = sequence.table[item.layer][positions >> geometry.token_shift].astype(np.int64)
         return slabs, positions & geometry.token_mask
+
+
+@dataclass(frozen=True, slots=True)
+class PutTarget:
+    """Where a stream of `[kv_head][token][K|V]` goes."""
+
+    sequence_id: str
+    layer: int
+    token_begin: int
+    num_tokens: int
+
+
+class RowWriter:
+    """Writes rows into reserved slabs that are not yet immutable."""
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+
+    def put(self, epoch: int, worker_id: str, target: PutTarget, pieces: Iterable[bytes]) -> None:
+        """Write the whole stream. The same stream again writes the same bytes; nothing is visible before Seal.
+
+        Raises NotFound, InvalidArgument for a range that is not writable or a stream too short or too long.
+        """
+        with self._state.entered(epoch, worker_id) as state:
+            sequence = state.sequences.get(worker_id, target.sequence_id)
+            sequence.check_writable(target.layer, target.token_begin, target.num_tokens)
+            geometry = state.geometry
+            shift = geometry.token_shift
+            first = target.token_begin >> shift
+            last = (target.token_begin + target.num_tokens - 1) >> shift
+            slabs = sequence.table[target.layer, first : last + 1].copy()
+            spans = list(_spans(sequence, geometry, target))
+            # Within the same hold of the lock: a Release in between would give the slabs to someone else.
+            state.allocator.retain(slabs)
+        try:
+            self._fill(spans, pieces)
+        finally:
+            with state.lock:
+                state.allocator.release(slabs)
+
+    def _fill(self, spans: list[tuple[int, int]], pieces: Iterable[bytes]) -> None:
+        data = self._state.arena.data
+        total = sum(num_bytes for _, num_bytes in spans)
+        received = 0
+        remaining = iter(spans)
+        offset, room = 0, 0
+        for piece in pieces:
+            source = np.frombuffer(piece, np.uint8)
+            received += source.size
+            if received > total:
+                raise InvalidArgument(f"more than the {total} bytes announced were sent")
+            while source.size:
+                if room == 0:
+                    offset, room = next(remaining)
+                count = min(room, source.size)
+                data[offset : offset + count] = source[:count]
+                offset, room, source = offset + count, room - count, source[count:]
+        if received != total:
+            raise InvalidArgument(f"{received} of the {total} bytes announced were sent")
+
+
+def _spans(sequence: Sequence, geometry: SlabGeometry, target: PutTarget) -> Iterator[tuple[int, int]]:
+    """(offset, num_bytes) of each contiguous destination, in the stream's order."""
+    row_bytes = geometry.layout.row_format.row_bytes
+    end = target.token_begin + target.num_tokens
+    for head in range(geometry.layout.num_kv_heads):
+        token = target.token_begin
+        while token < end:
+            slab = int(sequence.table[target.layer, token >> geometry.token_shift])
+            within = token & geometry.token_mask
+            count = min(end - token, geometry.tokens_per_slab - within)
+            row = head * geometry.tokens_per_slab + within
+            yield slab * geometry.slab_bytes + row * row_bytes, count * row_bytes
+            token += count
