@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carrel.process.histogram import Histogram
-from kv_store.errors import InvalidArgument
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.slabs import Among, SlabAllocator, SlabArray
 
 
@@ -47,11 +47,11 @@ AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 6048
 
 
 def check_hashes(hashes: Sequence[bytes]) -> None:
-    """Raises InvalidArgument unless every hash has 32 bytes, and each is there once."""
+    """Raises InvalidStoreRequest unless every hash has 32 bytes, and each is there once."""
     if any(len(value) != HASH_BYTES for value in hashes):
-        raise InvalidArgument(f"a prefix hash must have {HASH_BYTES} bytes")
+        raise InvalidStoreRequest(f"a prefix hash must have {HASH_BYTES} bytes")
     if len(set(hashes)) < len(hashes):
-        raise InvalidArgument("a prefix has a hash twice")
+        raise InvalidStoreRequest("a prefix has a hash twice")
 
 
 @dataclass(frozen=True, slots=True)

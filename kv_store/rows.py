@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest, StaleEpoch
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import FailedPrecondition, InvalidArgument
 from kv_store.sequences import Sequence
 from kv_store.state import StoreState
 
@@ -47,7 +47,7 @@ class RowReader:
     def gather(self, epoch: int, worker_id: str, items: Items[GatherItem]) -> tuple[int, int]:
         """Copy rows, item by item, to the start of the worker's response segment; returns (offset, num_rows).
 
-        Raises NotFound, FailedPrecondition, InvalidArgument for a position that is not sealed or more rows than the
+        Raises NotInStore, StaleEpoch, InvalidStoreRequest for a position that is not sealed or more rows than the
         segment holds.
         """
         state = self._state
@@ -56,7 +56,7 @@ class RowReader:
         with worker.gather_lock:
             with state.lock:
                 if state.enter(epoch, worker_id) is not worker:
-                    raise FailedPrecondition(f"worker {worker_id!r} has attached again: what it held is lost")
+                    raise StaleEpoch(f"worker {worker_id!r} has attached again: what it held is lost")
                 addresses = self._resolve(worker_id, items)
                 geometry = state.geometry
                 row_bytes = geometry.layout.row_format.row_bytes
@@ -64,7 +64,7 @@ class RowReader:
                 offset = worker.response_slabs.start * state.slab_bytes
                 room = len(worker.response_slabs) * state.slab_bytes // row_bytes
                 if num_rows > room:
-                    raise InvalidArgument(f"{num_rows} rows asked for, the response segment holds {room}")
+                    raise InvalidStoreRequest(f"{num_rows} rows asked for, the response segment holds {room}")
                 held = np.concatenate([addresses.held, np.asarray(worker.response_slabs, np.int64)])
                 state.allocator.retain(held)
                 state.counters.gathered_rows += num_rows
@@ -125,13 +125,13 @@ class RowReader:
         sequence = self._state.sequences.get(worker_id, item.sequence_id)
         sequence.check_layer(item.layer)
         if not 0 <= item.kv_head < geometry.layout.num_kv_heads:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"KV head {item.kv_head} is not from 0 to {geometry.layout.num_kv_heads - 1}"
             )
         sealed = int(sequence.sealed[item.layer])
         # Compared as uint64: a huge position must not wrap to a small int64.
         if item.positions.size and (highest := int(item.positions.max())) >= sealed:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"position {highest} of layer {item.layer} is not among the {sealed} sealed tokens "
                 f"of sequence {item.sequence_id!r}"
             )
@@ -159,7 +159,7 @@ class RowWriter:
     def put(self, epoch: int, worker_id: str, target: PutTarget, pieces: Iterable[bytes]) -> None:
         """Write the whole stream. The same stream again writes the same bytes; nothing is visible before Seal.
 
-        Raises NotFound, InvalidArgument for a range that is not writable or a stream too short or too long.
+        Raises NotInStore, InvalidStoreRequest for a range that is not writable or a stream too short or too long.
         """
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, target.sequence_id)
@@ -188,7 +188,7 @@ class RowWriter:
             source = np.frombuffer(piece, np.uint8)
             received += source.size
             if received > total:
-                raise InvalidArgument(f"more than the {total} bytes announced were sent")
+                raise InvalidStoreRequest(f"more than the {total} bytes announced were sent")
             while source.size:
                 if room == 0:
                     offset, room = next(remaining)
@@ -196,7 +196,7 @@ class RowWriter:
                 data[offset : offset + count] = source[:count]
                 offset, room, source = offset + count, room - count, source[count:]
         if received != total:
-            raise InvalidArgument(f"{received} of the {total} bytes announced were sent")
+            raise InvalidStoreRequest(f"{received} of the {total} bytes announced were sent")
 
 
 def _spans(sequence: Sequence, geometry: SlabGeometry, target: PutTarget) -> Iterator[tuple[int, int]]:

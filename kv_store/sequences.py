@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest, NotInStore, StaleEpoch
 from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound
 from kv_store.index import Index
 
 _MAX_ID_CHARACTERS = 256
 
 
 def check_id(name: str, value: str) -> None:
-    """Raises InvalidArgument for an empty or overlong id."""
+    """Raises InvalidStoreRequest for an empty or overlong id."""
     if not value:
-        raise InvalidArgument(f"{name} is empty")
+        raise InvalidStoreRequest(f"{name} is empty")
     check_length(name, value)
 
 
 def check_length(name: str, value: str) -> None:
     if len(value) > _MAX_ID_CHARACTERS:
-        raise InvalidArgument(f"{name} has {len(value)} characters, it may have {_MAX_ID_CHARACTERS}")
+        raise InvalidStoreRequest(f"{name} has {len(value)} characters, it may have {_MAX_ID_CHARACTERS}")
 
 
 @dataclass(slots=True)
@@ -91,13 +91,13 @@ class Sequence:
 
     def check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.geometry.layout.num_layers:
-            raise InvalidArgument(f"layer {layer} is not from 0 to {self.geometry.layout.num_layers - 1}")
+            raise InvalidStoreRequest(f"layer {layer} is not from 0 to {self.geometry.layout.num_layers - 1}")
 
     def check_sealed(self, layer: int, token_begin: int, token_end: int) -> None:
-        """Raises InvalidArgument unless the range is not empty and all of it is sealed in `layer`."""
+        """Raises InvalidStoreRequest unless the range is not empty and all of it is sealed in `layer`."""
         self.check_layer(layer)
         if not 0 <= token_begin < token_end <= int(self.sealed[layer]):
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"tokens {token_begin} to {token_end} of layer {layer}: the range must not be empty and must "
                 f"lie within the {int(self.sealed[layer])} sealed tokens of sequence {self.sequence_id!r}"
             )
@@ -105,7 +105,7 @@ class Sequence:
     def indexes_over(self, layer: int, token_begin: int, token_end: int) -> list[StoredIndex]:
         """Indexes of one kind that adjoin each other from `token_begin` on, as far as there are any below `token_end`.
 
-        Of several that begin at the same token the latest is taken. Raises InvalidArgument where none begins.
+        Of several that begin at the same token the latest is taken. Raises InvalidStoreRequest where none begins.
         """
         by_begin = {index.token_begin: index for index in self.indexes if index.layer == layer}
         found: list[StoredIndex] = []
@@ -116,17 +116,17 @@ class Sequence:
             found.append(by_begin[at])
             at = found[-1].token_end
         if not found:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"no index of layer {layer} of sequence {self.sequence_id!r} begins at token {token_begin}: build one"
             )
         return found
 
     def check_writable(self, layer: int, token_begin: int, num_tokens: int) -> None:
-        """Raises InvalidArgument unless the tokens lie in reserved slabs that are not yet immutable."""
+        """Raises InvalidStoreRequest unless the tokens lie in reserved slabs that are not yet immutable."""
         self.check_layer(layer)
         full = self.num_full_slabs(layer) * self.geometry.tokens_per_slab
         if num_tokens < 1 or not full <= token_begin <= self.capacity - num_tokens:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"{num_tokens} tokens from {token_begin} in layer {layer}: tokens below {full} are immutable, "
                 f"tokens from {self.capacity} on are not reserved"
             )
@@ -168,10 +168,10 @@ class SequenceTable:
         return self._sequences.get((worker_id, sequence_id))
 
     def get(self, worker_id: str, sequence_id: str) -> Sequence:
-        """Raises NotFound."""
+        """Raises NotInStore."""
         sequence = self.find(worker_id, sequence_id)
         if sequence is None:
-            raise NotFound(f"worker {worker_id!r} holds no sequence {sequence_id!r}")
+            raise NotInStore(f"worker {worker_id!r} holds no sequence {sequence_id!r}")
         return sequence
 
     def add(self, sequence: Sequence) -> None:
@@ -218,10 +218,10 @@ class WorkerTable:
         return worker
 
     def renew(self, worker_id: str) -> Worker:
-        """Raises FailedPrecondition for a worker that never attached or was silent too long."""
+        """Raises StaleEpoch for a worker that never attached or was silent too long."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.expires_at < self._clock():
-            raise FailedPrecondition(f"worker {worker_id!r} holds no lease: attach again")
+            raise StaleEpoch(f"worker {worker_id!r} holds no lease: attach again")
         worker.expires_at = self._clock() + self.lease_seconds
         return worker
 

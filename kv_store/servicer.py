@@ -11,8 +11,8 @@ import numpy as np
 
 from carrel.process.version import Edition
 from kv_store.client import wire
+from kv_store.client.errors import InvalidStoreRequest, StoreFull, VersionMismatch
 from kv_store.client.handoff import ArenaHandle
-from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.selection import Selector, TopKItem
@@ -131,7 +131,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             request.prefill_seconds,
         )
         if not self._build_permits.acquire(blocking=False):
-            raise Overloaded(f"{self._endpoint.max_pending_builds} index builds are pending: try again later")
+            raise StoreFull(f"{self._endpoint.max_pending_builds} index builds are pending: try again later")
         try:
             built = self._builder.build(request.epoch, request.worker_id, build)
         finally:
@@ -171,7 +171,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
     def PutRows(self, request_iterator: Iterator[pb.PutRowsRequest]) -> pb.PutRowsResponse:
         first = next(request_iterator, None)
         if first is None:
-            raise InvalidArgument("PutRows sent no message")
+            raise InvalidStoreRequest("PutRows sent no message")
         target = PutTarget(first.sequence_id, first.layer, first.token_begin, first.num_tokens)
         pieces = (message.data for message in itertools.chain((first,), request_iterator))
         self._writer.put(first.epoch, first.worker_id, target, pieces)

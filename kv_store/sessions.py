@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.errors import NotFound, PinLimit
+from kv_store.client.errors import NotInStore, StoreFull
 from kv_store.slabs import Among, SlabAllocator, distinct
 
 MAX_SESSIONS = 4096
@@ -116,14 +116,16 @@ class SessionDirectory:
 
     def pin(self, name: str, is_pinned: bool, seconds: float = 0.0) -> None:
         """Evict the session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. Raises
-        NotFound, PinLimit."""
+        NotInStore, StoreFull."""
         session = self._get(name)
         if is_pinned and (excess := self._excess(name, session)):
-            raise PinLimit(excess)
+            raise StoreFull(
+                f"{excess}; unpin or drop another session, or start the store with a larger --arena-bytes"
+            )
         session.pinned_until = (self._clock() + seconds if seconds else math.inf) if is_pinned else 0.0
 
     def drop(self, name: str) -> Session:
-        """Forget a session; what it held is evicted like all else. Raises NotFound."""
+        """Forget a session; what it held is evicted like all else. Raises NotInStore."""
         session = self._get(name)
         del self._sessions[name]
         self._num_of[session.owner] -= 1
@@ -221,7 +223,7 @@ class SessionDirectory:
 
     def _get(self, name: str) -> Session:
         if (session := self._sessions.get(name)) is None:
-            raise NotFound("there is no such session, or its room was needed")
+            raise NotInStore("there is no such session, or its room was needed")
         return session
 
     def _oldest(self, names: Collection[str]) -> str:

@@ -16,8 +16,9 @@ from carrel.process.histogram import Histogram
 from kv_store.arena import Arena
 from kv_store.call_meter import CallMeter, Counters
 from kv_store.checksums import SlabChecksums
+from kv_store.client.errors import StaleEpoch
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.errors import FailedPrecondition, OutOfSpace
+from kv_store.errors import out_of_space
 from kv_store.prefixes import PrefixDirectory
 from kv_store.sequences import Sequence, SequenceTable, Worker, WorkerTable
 from kv_store.sessions import SessionDirectory
@@ -72,22 +73,22 @@ class StoreState:
 
     @property
     def geometry(self) -> SlabGeometry:
-        """How slabs are cut. Raises FailedPrecondition before the first Attach."""
+        """How slabs are cut. Raises StaleEpoch before the first Attach."""
         if self._geometry is None:
-            raise FailedPrecondition("no worker has attached yet")
+            raise StaleEpoch("no worker has attached yet")
         return self._geometry
 
     def adopt_layout(self, layout: Layout) -> SlabGeometry:
         """Cut the slabs for this layout; a new one drops what was cached under the old.
 
-        Raises FailedPrecondition while another worker uses a different layout.
+        Raises StaleEpoch while another worker uses a different layout.
         """
         if self._geometry is not None and self._geometry.layout == layout:
             return self._geometry
         geometry = SlabGeometry(layout, self.slab_bytes)
         if self._geometry is not None:
             if len(self.workers):
-                raise FailedPrecondition(
+                raise StaleEpoch(
                     f"the arena holds {self._geometry.layout}, this worker wants {layout}: "
                     "start a second store for the second model"
                 )
@@ -98,19 +99,19 @@ class StoreState:
 
     @contextlib.contextmanager
     def entered(self, epoch: int, worker_id: str) -> Iterator[StoreState]:
-        """Hold `lock` for a call of this worker. Raises FailedPrecondition."""
+        """Hold `lock` for a call of this worker. Raises StaleEpoch."""
         with self.lock:
             self.enter(epoch, worker_id)
             yield self
 
     def enter(self, epoch: int, worker_id: str) -> Worker:
-        """Renew the worker's lease. Raises FailedPrecondition, also for another start's epoch."""
+        """Renew the worker's lease. Raises StaleEpoch, also for another start's epoch."""
         if epoch != self.epoch:
-            raise FailedPrecondition(f"epoch {epoch} is not this store's: it was restarted, attach again")
+            raise StaleEpoch(f"epoch {epoch} is not this store's: it was restarted, attach again")
         return self.workers.renew(worker_id)
 
     def make_room(self, num_slabs: int, what: str, owner: str) -> None:
-        """Evict until `num_slabs` are free for `owner`. Raises OutOfSpace, without evicting, when that cannot work."""
+        """Evict until `num_slabs` are free for `owner`. Raises StoreFull, without evicting, when that cannot work."""
         self._check_room(num_slabs, what)
         while (missing := num_slabs - self.allocator.num_free) > 0:
             if not self._evict(missing, owner, num_slabs):
@@ -120,10 +121,10 @@ class StoreState:
         if (missing := num_slabs - self.allocator.num_free) > 0:
             missing -= self.prefixes.num_evictable_slabs(self.sessions.counts, missing)
         if missing > 0:
-            raise OutOfSpace(what, missing * self.slab_bytes)
+            raise out_of_space(what, missing * self.slab_bytes)
 
     def allocate_segment(self, num_bytes: int, what: str, owner: str = "") -> range:
-        """Slabs in a row for `num_bytes`. Raises OutOfSpace, without evicting, when no run would be long enough."""
+        """Slabs in a row for `num_bytes`. Raises StoreFull, without evicting, when no run would be long enough."""
         count = -(-num_bytes // self.slab_bytes)
         if count == 0:
             return range(0)
@@ -131,7 +132,7 @@ class StoreState:
             self._check_room(count, what)
             longest = self.allocator.longest_run(self.prefixes.evictable_slabs(self.sessions.counts))
             if longest < count:
-                raise OutOfSpace(f"{what} in one piece", (count - longest) * self.slab_bytes)
+                raise out_of_space(f"{what} in one piece", (count - longest) * self.slab_bytes)
         while slabs is None:
             if not self._evict(max(1, count - self.allocator.num_free), owner, count):
                 raise RuntimeError("what was to be evicted is not there")

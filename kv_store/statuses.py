@@ -9,19 +9,9 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from kv_store.client.errors import InvalidStoreRequest
-from kv_store.client.rpc import MISSING_BYTES_KEY
-from kv_store.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    OutOfSpace,
-    Overloaded,
-    PinLimit,
-    PrefixLoading,
-    TrainingFailed,
-    VersionMismatch,
-)
+from kv_store.client.errors import StoreFull
+from kv_store.client.rpc import ERRORS, MISSING_BYTES_KEY
+from kv_store.errors import TrainingFailed
 from kv_store.v1 import kv_store_pb2 as pb
 
 S = TypeVar("S")
@@ -29,15 +19,7 @@ S = TypeVar("S")
 _log = logging.getLogger(__name__)
 
 _STATUSES: dict[type[Exception], grpc.StatusCode] = {
-    InvalidStoreRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
-    VersionMismatch: grpc.StatusCode.UNIMPLEMENTED,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
-    OutOfSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    PinLimit: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    PrefixLoading: grpc.StatusCode.ABORTED,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    **{kind: status for status, kind in ERRORS.items()},
     TrainingFailed: grpc.StatusCode.INTERNAL,
 }
 
@@ -45,7 +27,7 @@ _STATUSES: dict[type[Exception], grpc.StatusCode] = {
 def _abort(context: grpc.ServicerContext, method: str, error: Exception) -> NoReturn:
     """End the call with the error's status; of an unexpected error the caller learns nothing, and the log all."""
     match error:
-        case OutOfSpace(missing_bytes=missing):
+        case StoreFull(missing_bytes=missing) if missing:
             context.set_trailing_metadata(((MISSING_BYTES_KEY, str(missing)),))
     if (status := _STATUSES.get(type(error))) is not None:
         context.abort(status, str(error))

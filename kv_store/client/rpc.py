@@ -62,7 +62,8 @@ _OPTIONS = (
     # Two clients of one process must not share a connection's fate.
     ("grpc.use_local_subchannel_pool", 1),
 )
-_ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
+# Also the statuses by which the store ends calls.
+ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.UNAVAILABLE: StoreUnreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: StoreSilent,
     grpc.StatusCode.CANCELLED: StoreUnreachable,
@@ -94,7 +95,7 @@ def translated(target: str) -> Iterator[None]:
         status, details = exc.code(), exc.details()
         if status is grpc.StatusCode.UNIMPLEMENTED and details == _UNKNOWN_METHOD:
             details = refusal(Edition("", ""))
-        kind, text = _ERRORS.get(status, StoreError), details or status.name
+        kind, text = ERRORS.get(status, StoreError), details or status.name
         if kind is StoreFull:
             raise StoreFull(text, target, int(trailing_of(exc).get(MISSING_BYTES_KEY, 0))) from exc
         raise kind(text, target) from exc

@@ -22,7 +22,6 @@ from carrel.process.version import Edition
 from kv_store.client.layout import LAYOUT_VERSION, SlabGeometry
 from kv_store.client.stats import DiskStats
 from kv_store.disk.folder import SESSIONS, TierFolder
-from kv_store.errors import KVStoreError
 from kv_store.sessions import Session
 
 _log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ _FORMAT = 3
 _SLABS = ".slabs"
 
 
-class DamagedFile(KVStoreError):
+class DamagedFile(Exception):
     """A file that is not what was written: torn, changed, or not one of ours."""
 
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def make_index(params: IndexParams) -> Index:
-    """The index for these parameters. Raises InvalidArgument for a value out of range."""
+    """The index for these parameters. Raises InvalidStoreRequest for a value out of range."""
     match params:
         case PQParams():
             return PQIndex(params)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
 from kv_store.index.keys import Keys, KeySource
 
 Array = npt.NDArray[Any]
@@ -58,7 +58,7 @@ class Index(ABC):
 
     @abstractmethod
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
-        """Arrays of an index over `num_tokens` tokens. Raises InvalidArgument when the parameters do not fit."""
+        """Arrays of an index over `num_tokens` tokens. Raises InvalidStoreRequest when the parameters do not fit."""
 
     @property
     def num_leading(self) -> int:
@@ -86,13 +86,15 @@ class Index(ABC):
 
     @abstractmethod
     def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
-        """Fit one head's keys. The same keys, options and seed give the same arrays. Raises InvalidArgument for a key
-        that is not finite."""
+        """Fit one head's keys. The same keys, options and seed give the same arrays.
+
+        Raises InvalidStoreRequest for a key that is not finite.
+        """
 
     def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
         """Code tokens that follow the fitted ones by one head's fitted arrays: a row of the second array for each
-        key. Raises InvalidArgument where such tokens need an index of their own."""
-        raise InvalidArgument(
+        key. Raises InvalidStoreRequest where such tokens need an index of their own."""
+        raise InvalidStoreRequest(
             f"{keys.num_rows} candidates are in no {self.kind} index: build one over them too"
         )
 
@@ -103,7 +105,7 @@ class Index(ABC):
         """The `k` best rows for one head's queries float32 [G, d]: row numbers, ascending, int64 [min(k, rows)].
 
         segments: one head's arrays of indexes that adjoin each other; rows count through all of them. scale: of the
-        model's attention. Raises InvalidArgument where indexes of this kind cannot be searched together.
+        model's attention. Raises InvalidStoreRequest where indexes of this kind cannot be searched together.
         """
 
 

@@ -9,9 +9,9 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import MAX_SINKS, BitParams
 from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
 from kv_store.index.keys import Keys, KeySource
 
@@ -45,7 +45,7 @@ class BitIndex(Index):
 
     def __init__(self, params: BitParams) -> None:
         if not 0 <= params.num_sinks <= MAX_SINKS:
-            raise InvalidArgument(f"num_sinks is {params.num_sinks}, it must be from 0 to {MAX_SINKS}")
+            raise InvalidStoreRequest(f"num_sinks is {params.num_sinks}, it must be from 0 to {MAX_SINKS}")
         self._num_sinks = params.num_sinks
 
     @property
@@ -58,7 +58,7 @@ class BitIndex(Index):
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         if num_tokens <= self._num_sinks:
-            raise InvalidArgument(f"{num_tokens} tokens are no more than the {self._num_sinks} sinks")
+            raise InvalidStoreRequest(f"{num_tokens} tokens are no more than the {self._num_sinks} sinks")
         heads, width = layout.num_kv_heads, layout.row_format.head_dim
         return (
             ArraySpec("anchors", "float32", (heads, 1 + self._num_sinks, width)),
@@ -79,7 +79,7 @@ class BitIndex(Index):
         self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
     ) -> npt.NDArray[np.int64]:
         if len(segments) != 1:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"the candidates are in {len(segments)} indexes of bits: build one over their first tokens"
             )
         anchors, codes = segments[0]

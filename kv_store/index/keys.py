@@ -9,8 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.row_format import RowFormat
-from kv_store.errors import InvalidArgument
 
 Keys: TypeAlias = npt.NDArray[np.float32]
 
@@ -19,7 +19,7 @@ SPAN_ROWS = 4096
 
 
 class KeySource(ABC):
-    """Rows of keys by number. Every read raises InvalidArgument where a key is not finite."""
+    """Rows of keys by number. Every read raises InvalidStoreRequest where a key is not finite."""
 
     @property
     @abstractmethod
@@ -118,7 +118,7 @@ def as_float32(raw: npt.NDArray[np.uint8], element: str) -> Keys:
 
 def _finite(keys: Keys, what: str) -> Keys:
     if not np.isfinite(keys).all():
-        raise InvalidArgument(f"{what} hold a NaN or an infinity")
+        raise InvalidStoreRequest(f"{what} hold a NaN or an infinity")
     return keys
 
 

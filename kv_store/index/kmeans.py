@@ -9,9 +9,9 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import KMEANS_METRICS, KMeansParams
 from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
 from kv_store.index.keys import Keys, KeySource, first_equals
 
@@ -32,11 +32,11 @@ class KMeansIndex(Index):
 
     def __init__(self, params: KMeansParams) -> None:
         if not 1 <= params.num_clusters <= _MAX_CLUSTERS:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"num_clusters is {params.num_clusters}, it must be from 1 to {_MAX_CLUSTERS}"
             )
         if params.metric not in KMEANS_METRICS:
-            raise InvalidArgument(f"metric {params.metric!r} is none of {', '.join(KMEANS_METRICS)}")
+            raise InvalidStoreRequest(f"metric {params.metric!r} is none of {', '.join(KMEANS_METRICS)}")
         self._num_clusters = params.num_clusters
         self._is_cosine = params.metric == "cosine"
         self._is_l2 = params.metric == "l2"

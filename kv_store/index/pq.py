@@ -9,9 +9,9 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import PQ_METRICS, PQParams
 from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
 from kv_store.index.keys import Keys, KeySource, first_equals
 
@@ -32,9 +32,9 @@ class PQIndex(Index):
 
     def __init__(self, params: PQParams) -> None:
         if not 1 <= params.num_bits <= 8:
-            raise InvalidArgument(f"num_bits is {params.num_bits}, it must be from 1 to 8")
+            raise InvalidStoreRequest(f"num_bits is {params.num_bits}, it must be from 1 to 8")
         if params.metric not in PQ_METRICS:
-            raise InvalidArgument(f"metric {params.metric!r} of PQ is none of {', '.join(PQ_METRICS)}")
+            raise InvalidStoreRequest(f"metric {params.metric!r} of PQ is none of {', '.join(PQ_METRICS)}")
         self._parts = params.num_subvectors
         self._bits = params.num_bits
         self._is_ip = params.metric == "ip"
@@ -42,7 +42,7 @@ class PQIndex(Index):
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         if self._parts < 1 or layout.row_format.head_dim % self._parts:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"num_subvectors {self._parts} does not divide head_dim {layout.row_format.head_dim}"
             )
         heads = layout.num_kv_heads
@@ -100,7 +100,7 @@ class PQIndex(Index):
         self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
     ) -> npt.NDArray[np.int64]:
         if len(segments) != 1:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"the candidates are in {len(segments)} PQ indexes: build one over their first tokens"
             )
         codebooks, codes = segments[0][:2]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kv_store.client import BitParams, IndexParams, KMeansParams, Layout, PQParams, RowFormat
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import InvalidArgument
 from kv_store.index import ArenaKeys, ArrayKeys, Effort, FitCost, FitOptions, IterationBound, make_index
 from kv_store.index import keys as keys_module
 
@@ -252,7 +252,7 @@ def test_keys_that_clusters_tie_for_are_of_the_first(metric: str, monkeypatch: p
     ],
 )
 def test_parameters_out_of_range_are_refused(params: IndexParams) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         make_index(params).specs(Layout(1, 1, RowFormat(16)), 10)
 
 
@@ -347,7 +347,7 @@ def test_keys_that_are_not_finite_are_refused() -> None:
     keys = clustered(600, 8, 5)
     keys[599, 3] = np.inf
     for params in (PQParams(2, 4), PQParams(2, 4, 0, "ip"), KMeansParams(5), BitParams(2)):
-        with pytest.raises(InvalidArgument, match="infinity"):
+        with pytest.raises(InvalidStoreRequest, match="infinity"):
             make_index(params).fit_head(ArrayKeys(keys), FitOptions(4, 0, 10))
 
 

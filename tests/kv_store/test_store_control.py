@@ -9,8 +9,7 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock, chain, end, known, 
 
 from kv_store.client import Layout, RowFormat
 from kv_store.client.ends import SequenceEnd
-from kv_store.client.errors import InvalidStoreRequest
-from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
+from kv_store.client.errors import InvalidStoreRequest, NotInStore, StaleEpoch, StoreFull
 from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.state import StoreState
 from kv_store.store import Store
@@ -32,15 +31,15 @@ def test_nothing_is_visible_before_seal(store: Store, state: StoreState) -> None
     RowWriter(state).put(epoch, "w", PutTarget("a", 1, 0, 40), [rows.tobytes()])
     reader = RowReader(state)
     item = GatherItem("a", 1, 1, np.array([33], np.uint64))
-    with pytest.raises(InvalidArgument, match="33"):
+    with pytest.raises(InvalidStoreRequest, match="33"):
         reader.gather(epoch, "w", [item])
     store.seal(epoch, "w", "a", 33, 1, 2)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         reader.gather(epoch, "w", [item])
     store.seal(epoch, "w", "a", 34, 1, 2)
     offset, _ = reader.gather(epoch, "w", [item])
     assert (state.arena.data[offset : offset + 64] == rows[1, 33]).all()
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         reader.gather(epoch, "w", [GatherItem("a", 0, 1, np.array([0], np.uint64))])
 
 
@@ -83,7 +82,7 @@ def test_full_slabs_are_immutable(store: Store, state: StoreState) -> None:
     store.seal(state.epoch, "w", "a", 40, 0, 2)
     one = [random_rows(LAYOUT, 1).tobytes()]
     writer = RowWriter(state)
-    with pytest.raises(InvalidArgument, match="immutable"):
+    with pytest.raises(InvalidStoreRequest, match="immutable"):
         writer.put(state.epoch, "w", PutTarget("a", 0, 31, 1), one)
     writer.put(state.epoch, "w", PutTarget("a", 0, 40, 1), one)
 
@@ -128,7 +127,7 @@ def test_a_stream_of_the_wrong_length_is_refused(store: Store, state: StoreState
     store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 32)
     before = state.arena.data.copy()
-    with pytest.raises(InvalidArgument, match="128 bytes"):
+    with pytest.raises(InvalidStoreRequest, match="128 bytes"):
         RowWriter(state).put(state.epoch, "w", PutTarget("a", 0, 31, 1), [b"\1" * sent])
     # Not a byte outside the token that was announced.
     touched = np.flatnonzero(before != state.arena.data)
@@ -147,7 +146,7 @@ def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> 
     clock.now += 2.0
     assert store.reap() == 1
     assert [sequence.worker_id for sequence in store.stats().sequences] == ["v"]
-    with pytest.raises(FailedPrecondition, match="attach again"):
+    with pytest.raises(StaleEpoch, match="attach again"):
         store.reserve(state.epoch, "w", "a", 64)
     end(store, state.epoch, "b", "v")
     clock.now += 11.0
@@ -195,7 +194,7 @@ def test_an_expired_worker_is_refused_even_before_the_reaper_ran(
 ) -> None:
     store.attach("w", LAYOUT, 0)
     clock.now += 10.5
-    with pytest.raises(FailedPrecondition):
+    with pytest.raises(StaleEpoch):
         open_with(store, state.epoch, "a", 0)
 
 
@@ -210,7 +209,7 @@ def test_attaching_again_drops_the_earlier_life(store: Store, state: StoreState)
 def test_layouts_must_agree_while_anyone_is_attached(store: Store, state: StoreState, clock: Clock) -> None:
     store.attach("w", LAYOUT, 0)
     other = Layout(2, 2, RowFormat(16, "fp16"))
-    with pytest.raises(FailedPrecondition, match="fp16"):
+    with pytest.raises(StaleEpoch, match="fp16"):
         store.attach("v", other, 0)
     cache(store, state.epoch, "a", 2)
     clock.now += 11.0
@@ -226,7 +225,7 @@ def test_a_token_larger_than_a_slab_is_refused(store: Store) -> None:
 def test_a_full_store_names_the_missing_bytes(store: Store, state: StoreState) -> None:
     store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 20 * TOKENS)  # 40 of 64 slabs
-    with pytest.raises(OutOfSpace, match=f"{2 * SLAB_BYTES} bytes are missing") as caught:
+    with pytest.raises(StoreFull, match=f"{2 * SLAB_BYTES} bytes are missing") as caught:
         open_with(store, state.epoch, "b", 13 * TOKENS)
     assert caught.value.missing_bytes == 2 * SLAB_BYTES
     # Nothing is left of it.
@@ -248,7 +247,7 @@ def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: Store
         assert (shared == table[:, :2]).all()
     grown = store.reserve(state.epoch, "w", "b", 3 * TOKENS)
     assert (grown[:, :2] == table[:, :2]).all()
-    with pytest.raises(InvalidArgument, match="immutable"):
+    with pytest.raises(InvalidStoreRequest, match="immutable"):
         RowWriter(state).put(state.epoch, "w", PutTarget("b", 0, 0, 1), [random_rows(LAYOUT, 1).tobytes()])
 
 
@@ -306,7 +305,7 @@ def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
     open_with(store, epoch, "big", 12 * TOKENS)  # 24 slabs: 16 free, 8 to evict
     assert known(store, epoch, old) == 4 * TOKENS  # its end went first
     assert known(store, epoch, young) == 8 * TOKENS
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(StoreFull):
         store.reserve(epoch, "w", "big", 25 * TOKENS)
     assert known(store, epoch, young) == 8 * TOKENS  # a refusal evicts nothing
     taken = store.reserve(epoch, "w", "big", 24 * TOKENS)
@@ -351,7 +350,7 @@ def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
     store.reserve(epoch, "w", "big", 20 * TOKENS)
     assert all_known() == [4, 8, 0]
     assert state.sessions.counts.sum() == 16
-    with pytest.raises(OutOfSpace, match=str(2 * SLAB_BYTES)):
+    with pytest.raises(StoreFull, match=str(2 * SLAB_BYTES)):
         store.reserve(epoch, "w", "big", 33 * TOKENS)
     # A refusal costs no session anything.
     assert all_known() == [4, 8, 0]
@@ -402,9 +401,9 @@ def test_one_worker_never_sees_anothers_sequence(store: Store, state: StoreState
     store.attach("w", LAYOUT, 8)
     store.attach("v", LAYOUT, 8)
     open_with(store, state.epoch, "a", 32)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotInStore):
         store.reserve(state.epoch, "v", "a", 32)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotInStore):
         RowReader(state).gather(state.epoch, "v", [GatherItem("a", 0, 0, np.zeros(1, np.uint64))])
     end(store, state.epoch, "a", "v")
     assert store.stats().num_sequences == 1
@@ -428,7 +427,7 @@ def test_seal_checks_its_arguments(
 ) -> None:
     store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 32)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         store.seal(state.epoch, "w", "a", num_tokens, begin, end, hashes)
     assert store.stats().held_bytes == 0
 
@@ -437,11 +436,11 @@ def test_a_prefix_that_has_a_name_twice_is_refused(store: Store, state: StoreSta
     """Its slabs would be held once and freed twice."""
     store.attach("w", LAYOUT, 0)
     first, second = cache(store, state.epoch, "first", 2)
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidStoreRequest, match="twice"):
         store.begin(state.epoch, "w", "a", 0, [first, second, first])
     open_with(store, state.epoch, "b", 3 * TOKENS)
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidStoreRequest, match="twice"):
         store.seal(state.epoch, "w", "b", 3 * TOKENS, 0, 2, [first, second, second])
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidStoreRequest, match="twice"):
         end(store, state.epoch, "b", num_tokens=2 * TOKENS, prefix_hashes=(first, first))
     assert state.allocator.num_free == 64 - 2 * LAYOUT.num_layers

@@ -13,7 +13,8 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, known, open_wi
 from waiting import PATIENCE
 
 from kv_store.client import PQParams, StoreClient
-from kv_store.errors import FailedPrecondition, OutOfSpace, TrainingFailed
+from kv_store.client.errors import StaleEpoch, StoreFull
+from kv_store.errors import TrainingFailed
 from kv_store.index import IterationBound
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
@@ -66,7 +67,7 @@ def test_a_gather_that_waited_writes_nothing_where_its_worker_has_attached_again
             # The segment of the earlier life is the sequence's now.
             written(store, state, "a", 20 * TOKENS)
             before = state.arena.data.copy()
-        with pytest.raises(FailedPrecondition, match="attach"):
+        with pytest.raises(StaleEpoch, match="attach"):
             gathered.result(PATIENCE)
     assert (state.arena.data == before).all()
 
@@ -193,7 +194,7 @@ def test_room_in_one_piece_that_cannot_be_had_costs_nobody_anything(store: Store
         end(store, state.epoch, name, num_tokens=TOKENS, prefix_hashes=tuple(hashes), session_id=session)
     open_with(store, state.epoch, "rest", 16 * TOKENS)
     assert state.allocator.num_free == 0
-    with pytest.raises(OutOfSpace, match=f"{SLAB_BYTES} bytes"):
+    with pytest.raises(StoreFull, match=f"{SLAB_BYTES} bytes"):
         state.allocate_segment(3 * SLAB_BYTES, "an index")
     assert [known(store, state.epoch, chain(1, name)) for name in names] == [TOKENS] * 8
     assert store.stats().num_sessions == 4

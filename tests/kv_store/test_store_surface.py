@@ -25,7 +25,6 @@ from kv_store.client import (
     wire,
 )
 from kv_store.client.wire import own_edition
-from kv_store.errors import InvalidArgument
 from kv_store.local import LocalStore
 from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask
 from kv_store.v1 import kv_store_pb2 as pb
@@ -247,7 +246,7 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
         first, *others = trainers.futures
         for each in others:
             each.set_running_or_notify_cancel()
-        first.set_exception(InvalidArgument("the keys hold a NaN"))
+        first.set_exception(InvalidStoreRequest("the keys hold a NaN"))
         # The slabs are still being written.
         with pytest.raises(TimeoutError):
             begun.exception(0.1)
