@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from kv_store.call_meter import CALL_BOUNDS
+from kv_store.calls import CALL_BOUNDS
 from kv_store.client.stats import DiskStats, SequenceStats, StoreStats, StoreTimes
 from kv_store.slabs import distinct
 from kv_store.state import StoreState

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from carrel.process.tracing import Tracer
 from carrel.process.version import Edition
+from kv_store.calls import CallMeter, WatchedServicer, streaming, unary
 from kv_store.client import wire
 from kv_store.client.errors import InvalidStoreRequest, StoreFull, VersionMismatch
 from kv_store.client.handoff import ArenaHandle
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.selection import Selector, TopKItem
-from kv_store.statuses import streaming, unary
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
-from kv_store.v1 import kv_store_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Endpoint:
     max_pending_builds: int
 
 
-class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
+class KVStoreServicer(WatchedServicer):
     """`carrel.kv_store.v1.KVStore` over the store's parts."""
 
     def __init__(
@@ -45,7 +45,10 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         writer: RowWriter,
         builder: IndexBuilder,
         selector: Selector,
+        meter: CallMeter,
+        tracer: Tracer,
     ) -> None:
+        super().__init__(meter, tracer)
         self._endpoint = endpoint
         self._store = store
         self._reader = reader

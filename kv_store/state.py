@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from carrel.process.histogram import Histogram
 from kv_store.arena import Arena
-from kv_store.call_meter import CallMeter, Counters
+from kv_store.calls import CallMeter
 from kv_store.checksums import SlabChecksums
 from kv_store.client.errors import StaleEpoch
 from kv_store.client.layout import Layout, SlabGeometry
@@ -36,6 +36,21 @@ class Training:
 
     source: npt.NDArray[np.int32]
     segment: range
+
+
+@dataclass(slots=True)
+class Counters:
+    """Under the store's lock. Names are those of `StoreStats`. prefix_lookup_tokens: of prompts, in whole slabs, that
+    were looked for; prefix_hit_tokens: that were found. evicted_*: given up to make room."""
+
+    training_seconds: float = 0.0
+    num_trainings: int = 0
+    gathered_rows: int = 0
+    prefix_lookup_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    evicted_bytes: int = 0
+    evicted_sessions: int = 0
+    expired_leases: int = 0
 
 
 class StoreState:

@@ -17,7 +17,7 @@ from waiting import PATIENCE, wait_until
 
 from carrel.process.log_lines import JSONLines
 from carrel.process.trace_context import TraceContext
-from kv_store.call_meter import CALL_BOUNDS, CallMeter
+from kv_store.calls import CALL_BOUNDS, CallMeter
 from kv_store.client import (
     InvalidStoreRequest,
     KMeansParams,
@@ -486,7 +486,7 @@ def test_a_call_for_a_sequence_is_told_of_with_its_trace(
 ) -> None:
     caplog.handler.setFormatter(JSONLines("kv_store"))
     traces = {"a": TraceContext("a" * 32, "b" * 16)}
-    with caplog.at_level(logging.DEBUG, "kv_store.call_meter"):
+    with caplog.at_level(logging.DEBUG, "kv_store.calls"):
         client = StoreClient.connect(local_store.target, LAYOUT, worker_id="w", trace_of=traces.get)
         client.begin("a", 40)
         client.begin("b", 40)
