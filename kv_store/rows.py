@@ -123,18 +123,8 @@ class RowReader:
         self, worker_id: str, item: GatherItem, geometry: SlabGeometry
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         sequence = self._state.sequences.get(worker_id, item.sequence_id)
-        sequence.check_layer(item.layer)
-        if not 0 <= item.kv_head < geometry.layout.num_kv_heads:
-            raise InvalidStoreRequest(
-                f"KV head {item.kv_head} is not from 0 to {geometry.layout.num_kv_heads - 1}"
-            )
-        sealed = int(sequence.sealed[item.layer])
-        # Compared as uint64: a huge position must not wrap to a small int64.
-        if item.positions.size and (highest := int(item.positions.max())) >= sealed:
-            raise InvalidStoreRequest(
-                f"position {highest} of layer {item.layer} is not among the {sealed} sealed tokens "
-                f"of sequence {item.sequence_id!r}"
-            )
+        # Before they are int64: a huge position must not wrap to a small one.
+        sequence.check_readable(item.layer, item.kv_head, item.positions)
         positions = item.positions.astype(np.int64)
         slabs = sequence.table[item.layer][positions >> geometry.token_shift].astype(np.int64)
         return slabs, positions & geometry.token_mask

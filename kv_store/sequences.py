@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kv_store.client.errors import InvalidStoreRequest, NotInStore, StaleEpoch
 from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import SlabGeometry
+from kv_store.client.slab_tables import SlabTable
 from kv_store.index import Index
 
 _MAX_ID_CHARACTERS = 256
@@ -52,32 +53,19 @@ class StoredIndex:
         return self.token_end + (0 if self.added is None else self.added.shape[1])
 
 
-class Sequence:
-    """Slabs of one sequence: `table` int32 [num_layers, slabs_per_layer], `sealed` int64 [num_layers] tokens."""
+class Sequence(SlabTable):
+    """A worker's sequence in the store."""
 
     def __init__(self, worker_id: str, sequence_id: str, geometry: SlabGeometry, owner: str = "") -> None:
+        super().__init__(sequence_id, geometry)
         self.worker_id = worker_id
-        self.sequence_id = sequence_id
-        self.geometry = geometry
         self.owner = owner
-        self.table: npt.NDArray[np.int32] = np.empty((geometry.layout.num_layers, 0), np.int32)
-        self.sealed: npt.NDArray[np.int64] = np.zeros(geometry.layout.num_layers, np.int64)
         self.prefix_hashes: tuple[bytes, ...] = ()
-        self.num_prefix_tokens = 0
         # A slab of it is not what was written there: others must not find what it holds.
         self.is_corrupt = False
         self.indexes: list[StoredIndex] = []
         # Index trainings that have not ended.
         self.trainings: set[Future[Any]] = set()
-
-    @property
-    def slabs_per_layer(self) -> int:
-        return self.table.shape[1]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the slabs of one layer can hold."""
-        return self.slabs_per_layer * self.geometry.tokens_per_slab
 
     @property
     def num_tokens(self) -> int:
@@ -88,10 +76,6 @@ class Sequence:
     def held_bytes(self) -> int:
         """Bytes of the sealed rows, all layers and heads."""
         return int(self.sealed.sum()) * self.geometry.layout.token_bytes
-
-    def check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.geometry.layout.num_layers:
-            raise InvalidStoreRequest(f"layer {layer} is not from 0 to {self.geometry.layout.num_layers - 1}")
 
     def check_sealed(self, layer: int, token_begin: int, token_end: int) -> None:
         """Raises InvalidStoreRequest unless the range is not empty and all of it is sealed in `layer`."""
@@ -121,31 +105,13 @@ class Sequence:
             )
         return found
 
-    def check_writable(self, layer: int, token_begin: int, num_tokens: int) -> None:
-        """Raises InvalidStoreRequest unless the tokens lie in reserved slabs that are not yet immutable."""
-        self.check_layer(layer)
-        full = self.num_full_slabs(layer) * self.geometry.tokens_per_slab
-        if num_tokens < 1 or not full <= token_begin <= self.capacity - num_tokens:
-            raise InvalidStoreRequest(
-                f"{num_tokens} tokens from {token_begin} in layer {layer}: tokens below {full} are immutable, "
-                f"tokens from {self.capacity} on are not reserved"
-            )
-
-    def num_full_slabs(self, layer: int) -> int:
-        """Slabs of the layer that are wholly sealed."""
-        return int(self.sealed[layer]) // self.geometry.tokens_per_slab
-
     def grow(self, added: npt.NDArray[np.int32]) -> None:
         """Append slabs: int32 [num_layers, added]."""
         self.table = np.concatenate([self.table, added], axis=1)
 
     def cut_to_prefix(self) -> npt.NDArray[np.int32]:
-        """Keep the slabs that it shares since its begin only; returns the others."""
-        num_kept = self.num_prefix_tokens // self.geometry.tokens_per_slab
-        own = self.table[:, num_kept:].ravel()
-        self.table = self.table[:, :num_kept].copy()
-        np.minimum(self.sealed, self.num_prefix_tokens, out=self.sealed)
-        self.prefix_hashes = self.prefix_hashes[:num_kept]
+        own = super().cut_to_prefix()
+        self.prefix_hashes = self.prefix_hashes[: self.slabs_per_layer]
         return own
 
     def slab_list(self) -> npt.NDArray[np.int32]:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from kv_store.client import wire
 from kv_store.client.attachment import Attachment, attach
 from kv_store.client.ends import SequenceEnd
-from kv_store.client.errors import InvalidStoreRequest, StoreError, StoreSilent
+from kv_store.client.errors import InvalidStoreRequest, NotInStore, StoreError, StoreSilent
 from kv_store.client.indexes import IndexParams, IndexSegment
 from kv_store.client.layout import Layout
 from kv_store.client.proofs import Proofs
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
 from kv_store.client.rpc import TraceOf, no_trace
 from kv_store.client.selection import top_k
-from kv_store.client.slab_tables import SlabTables
+from kv_store.client.slab_tables import SlabTable
 from kv_store.client.stats import SessionInfo, StoreStats
 from kv_store.client.transports import transport_class
 from kv_store.v1 import kv_store_pb2 as pb
@@ -52,7 +52,8 @@ class StoreClient:
         self._worker_id = worker_id
         self._max_gather_rows = max_gather_rows
         self._connect = connect
-        self._tables = SlabTables(layout)
+        # Of the sequences that are open.
+        self._tables: dict[str, SlabTable] = {}
         self._gather_lock = threading.Lock()
         self._call_seconds = call_seconds
         self._proofs = Proofs()
@@ -158,15 +159,17 @@ class StoreClient:
             # It may have begun there all the same.
             attached.ends.put(SequenceEnd(sequence_id))
             raise
-        table = self._tables.begin(sequence_id, reply.num_shared_tokens)
+        table = self._tables.setdefault(
+            sequence_id, SlabTable(sequence_id, attached.geometry, reply.num_shared_tokens)
+        )
         try:
-            table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry, attached.num_slabs)
+            table.adopt(reply.slab_table, reply.slabs_per_layer, attached.num_slabs)
         except StoreError:
             self.end(sequence_id)
             raise
         if takes_less and num_tokens and not reply.slabs_per_layer:
             # Not begun, so nobody ends it.
-            self._tables.forget(sequence_id)
+            self._tables.pop(sequence_id, None)
         return Begun(reply.num_shared_tokens, table.table)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
@@ -175,12 +178,18 @@ class StoreClient:
         All or nothing. Raises StoreFull, which names the missing bytes, NotInStore, InvalidStoreRequest.
         """
         attached = self._attached
-        table = self._tables.get(sequence_id)
+        table = self._table(sequence_id)
         reply = attached.ends.with_all_room(
             lambda: attached.ask("Reserve", sequence_id=sequence_id, num_tokens=num_tokens)
         )
-        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry, attached.num_slabs)
+        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.num_slabs)
         return table.table
+
+    def _table(self, sequence_id: str) -> SlabTable:
+        """Raises NotInStore."""
+        if (table := self._tables.get(sequence_id)) is None:
+            raise NotInStore(f"sequence {sequence_id!r} is not open in this client")
+        return table
 
     def missing_alone(self, num_tokens: int, indexes: Sequence[tuple[IndexParams, int]] = ()) -> int:
         """Bytes that a sequence of so many tokens, with an index over so many of them for each given, would miss if
@@ -195,8 +204,15 @@ class StoreClient:
         """
         attached = self._attached
         attached.lease.check()
-        table = self._tables.get(sequence_id)
-        table.check_put(layer, token_begin, rows, attached.geometry)
+        table = self._table(sequence_id)
+        heads, row_bytes = self._layout.num_kv_heads, self._layout.row_format.row_bytes
+        if rows.ndim != 3 or (rows.shape[0], rows.shape[2]) != (heads, row_bytes):
+            raise InvalidStoreRequest(
+                f"rows are {list(rows.shape)}, they must be [{heads}, num_tokens, {row_bytes}]"
+            )
+        if rows.dtype != np.uint8:
+            raise InvalidStoreRequest(f"rows are {rows.dtype}, they must be uint8")
+        table.check_writable(layer, token_begin, rows.shape[1])
         with attached.noting_loss():
             attached.transport.put(sequence_id, layer, table.table[layer], token_begin, rows)
 
@@ -216,7 +232,7 @@ class StoreClient:
         `session_id`: a name under which they are kept longest; `list_sessions` finds it by the sequence's owner. Raises
         InvalidStoreRequest, NotInStore.
         """
-        table = self._tables.get(sequence_id)
+        table = self._table(sequence_id)
         end = self._layout.num_layers if layer_end is None else layer_end
         self._attached.ask(
             "Seal",
@@ -228,8 +244,8 @@ class StoreClient:
             session_id=session_id,
             session_label=session_label,
         )
-        for layer in range(layer_begin, end):
-            table.sealed[layer] = max(table.sealed[layer], num_tokens)
+        sealed = table.sealed[layer_begin:end]
+        np.maximum(sealed, num_tokens, out=sealed)
 
     def build_index(
         self,
@@ -264,7 +280,7 @@ class StoreClient:
         """Have the store's idle cores compare what a sequence shares since its begin with its checksums, in the
         background: how many slabs are corrupt. Nobody finds those any more; end the sequence. Raises NotInStore; the
         future raises StoreError."""
-        num_tokens = self._tables.get(sequence_id).num_prefix_tokens
+        num_tokens = self._table(sequence_id).num_prefix_tokens
         return self._proofs.verify(self._attached, sequence_id, num_tokens)
 
     @property
@@ -283,7 +299,11 @@ class StoreClient:
             raise InvalidStoreRequest(
                 f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
             )
-        slabs = [self._tables.get(item.sequence_id).readable(layer, item) for item in wanted]
+        slabs = []
+        for item in wanted:
+            table = self._table(item.sequence_id)
+            table.check_readable(layer, item.kv_head, item.positions)
+            slabs.append(table.table[layer])
         with self._gather_lock, attached.noting_loss():
             rows = attached.transport.gather(layer, wanted, slabs)
             # Without a lease the slabs may have become another's while they were read.
@@ -312,7 +332,7 @@ class StoreClient:
 
         num_tokens: that are sealed before in all layers, as `seal` does; 0: none.
         """
-        self._tables.forget(sequence_id)
+        self._tables.pop(sequence_id, None)
         hashes = tuple(prefix_hashes)
         self._attached.ends.put(SequenceEnd(sequence_id, num_tokens, hashes, session_id, session_label))
 
@@ -320,7 +340,7 @@ class StoreClient:
         """Give up the slabs that a sequence does not share; it goes on reading what `begin` let it share. Raises
         NotInStore, InvalidStoreRequest where it has indexes."""
         attached = self._attached
-        self._tables.get(sequence_id).cut_to_prefix(attached.geometry)
+        self._table(sequence_id).cut_to_prefix()
         attached.tell_ended([SequenceEnd(sequence_id, keeps_prefix=True)])
 
     def list_sessions(self, owner: str) -> tuple[SessionInfo, ...]:
