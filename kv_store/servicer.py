@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from carrel.process.tracing import Tracer
 from carrel.process.version import Edition
 from kv_store.calls import CallMeter, WatchedServicer, streaming, unary
 from kv_store.client import wire
+from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, StoreFull, VersionMismatch
 from kv_store.client.handoff import ArenaHandle
 from kv_store.indexes import BuildRequest, IndexBuilder
@@ -141,7 +142,7 @@ class KVStoreServicer(WatchedServicer):
             self._build_permits.release()
         return pb.BuildIndexResponse(
             kind=wire.KINDS[built.kind],
-            arrays=[wire.array_to_message(ref) for ref in built.arrays],
+            arrays=[pb.ArrayRef(**asdict(ref)) for ref in built.arrays],
             training_seconds=built.training_seconds,
             iterations=built.iterations,
         )
@@ -182,14 +183,14 @@ class KVStoreServicer(WatchedServicer):
 
     @unary
     def End(self, request: pb.EndRequest) -> pb.EndResponse:
-        ends = [wire.end_from_message(each) for each in request.ends]
+        ends = [wire.record_of(SequenceEnd, each) for each in request.ends]
         self._store.end(request.epoch, request.worker_id, ends)
         return pb.EndResponse()
 
     @unary
     def ListSessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         sessions = self._store.sessions.list(request.epoch, request.worker_id, request.owner)
-        return pb.ListSessionsResponse(sessions=[wire.session_to_message(session) for session in sessions])
+        return pb.ListSessionsResponse(sessions=[pb.Session(**asdict(session)) for session in sessions])
 
     @unary
     def PinSession(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
@@ -209,13 +210,13 @@ class KVStoreServicer(WatchedServicer):
         return pb.HeartbeatResponse()
 
     def _check(self, caller: pb.Edition) -> None:
-        edition = wire.edition_from_message(caller)
+        edition = wire.record_of(Edition, caller)
         if reason := self._endpoint.edition.refusal("this store", "the caller", edition):
             raise VersionMismatch(reason)
 
     @unary
     def Stats(self, request: pb.StatsRequest) -> pb.StatsResponse:
-        return wire.stats_to_message(self._store.stats())
+        return pb.StatsResponse(**asdict(self._store.stats()))
 
 
 def _items(request: pb.GatherRequest) -> list[GatherItem]:

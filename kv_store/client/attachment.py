@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -24,7 +24,7 @@ from kv_store.client.errors import (
     StoreUnreachable,
     refusing_odd_fields,
 )
-from kv_store.client.indexes import IndexSegment
+from kv_store.client.indexes import ArrayRef, IndexSegment
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.client.rpc import StoreRpc, TraceOf, no_trace
 from kv_store.client.transports import Transport
@@ -141,7 +141,7 @@ class Attachment:
 
     def tell_ended(self, ends: Sequence[SequenceEnd]) -> None:
         """Raises StoreError."""
-        self.ask("End", ends=[wire.end_to_message(each) for each in ends])
+        self.ask("End", ends=[pb.SequenceEnd(**asdict(each)) for each in ends])
 
     def close(self, is_drained: bool = False) -> None:
         """is_drained: the store hears of what has ended first."""
@@ -173,7 +173,7 @@ def attach(
             request = pb.AttachRequest(
                 worker_id=worker_id,
                 layout=wire.layout_to_message(layout),
-                max_gather_rows=transport.response_rows(max_gather_rows),
+                max_gather_rows=max_gather_rows if transport.has_response else 0,
                 edition=wire.edition_to_message(wire.own_edition()),
             )
         reply = rpc.attach(request, timeout_seconds)
@@ -183,7 +183,7 @@ def attach(
                 f"the store cuts slabs into {reply.tokens_per_slab} tokens, this client into "
                 f"{geometry.tokens_per_slab}: run the same version on both sides"
             )
-        mapped = transport(rpc, layout, worker_id, reply, timeout_seconds)
+        mapped = transport(rpc, geometry, worker_id, reply, timeout_seconds)
         stack.callback(mapped.close)
         beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
         lease = Lease(reply.lease_seconds, lambda: rpc.beat(beat))
@@ -207,7 +207,7 @@ def build_and_fetch(attached: Attachment, request: pb.BuildIndexRequest) -> Inde
         reply = attached.ends.with_all_room(
             lambda: rpc.wait(rpc.stub.BuildIndex, request, _BUILD_TIMEOUT_SECONDS)
         )
-    refs = tuple(wire.array_from_message(ref) for ref in reply.arrays)
+    refs = tuple(wire.record_of(ArrayRef, ref) for ref in reply.arrays)
     with attached.noting_loss():
         arrays = attached.transport.arrays(refs)
     if corrupt := [

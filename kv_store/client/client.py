@@ -347,7 +347,7 @@ class StoreClient:
         """An owner's sessions, the one that was used longest ago first. As before a change of one, what has ended is
         told before."""
         reply = self._ask_settled("ListSessions", owner=owner)
-        return tuple(wire.session_from_message(session) for session in reply.sessions)
+        return tuple(wire.record_of(SessionInfo, session) for session in reply.sessions)
 
     def pin_session(self, session_id: str, is_pinned: bool, seconds: float = 0.0) -> None:
         """Let a session be evicted after all that are not pinned, for so long, 0: until it is unpinned; or no longer.
@@ -369,7 +369,7 @@ class StoreClient:
         with contextlib.suppress(StoreError):
             self._attached.ends.settle()
         rpc = self._attached.rpc
-        return wire.stats_from_message(rpc.call(rpc.stub.Stats, pb.StatsRequest()))
+        return wire.record_of(StoreStats, rpc.call(rpc.stub.Stats, pb.StatsRequest()))
 
     @property
     def is_answering(self) -> bool:

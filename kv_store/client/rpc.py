@@ -151,7 +151,7 @@ class StoreRpc:
 
     def check(self, edition: pb.Edition) -> None:
         """Raises VersionMismatch for another edition than ours."""
-        if reason := refusal(wire.edition_from_message(edition)):
+        if reason := refusal(wire.record_of(Edition, edition)):
             raise VersionMismatch(reason, self.target)
 
     def attach(self, request: pb.AttachRequest, timeout_seconds: float) -> pb.AttachResponse:
