@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -16,6 +17,7 @@ from kv_store.sequences import Sequence
 from kv_store.state import StoreState
 
 CHUNK_BYTES = 1 << 20
+Slabs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,6 @@ class GatherItem:
     layer: int
     kv_head: int
     positions: npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class _RowAddresses:
-    """Checked addresses of rows in the arena; all int64 [num_rows], `held` are the distinct slabs."""
-
-    slabs: npt.NDArray[np.int64]
-    heads: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
-    held: npt.NDArray[np.int64]
 
 
 class RowReader:
@@ -57,77 +49,66 @@ class RowReader:
             with state.lock:
                 if state.enter(epoch, worker_id) is not worker:
                     raise StaleEpoch(f"worker {worker_id!r} has attached again: what it held is lost")
-                addresses = self._resolve(worker_id, items)
-                geometry = state.geometry
-                row_bytes = geometry.layout.row_format.row_bytes
-                num_rows = addresses.slabs.size
-                offset = worker.response_slabs.start * state.slab_bytes
-                room = len(worker.response_slabs) * state.slab_bytes // row_bytes
-                if num_rows > room:
-                    raise InvalidStoreRequest(f"{num_rows} rows asked for, the response segment holds {room}")
-                held = np.concatenate([addresses.held, np.asarray(worker.response_slabs, np.int64)])
+                rows, addresses = self._resolve(worker_id, items)
+                num_rows, offset = len(addresses[0]), worker.response_slabs.start * state.slab_bytes
+                most = len(worker.response_slabs) * state.slab_bytes // rows.itemsize
+                if num_rows > most:
+                    raise InvalidStoreRequest(f"{num_rows} rows asked for, the response segment holds {most}")
+                held = np.concatenate([np.unique(addresses[0]), np.asarray(worker.response_slabs, np.int64)])
                 state.allocator.retain(held)
-                state.counters.gathered_rows += num_rows
-            try:
-                begun, end = time.perf_counter(), offset + num_rows * row_bytes
-                target = state.arena.data[offset:end].view(f"V{row_bytes}")
-                rows = geometry.row_items(state.arena.data)
-                target[:] = rows[addresses.slabs, addresses.heads, addresses.tokens]
-                seconds = time.perf_counter() - begun
-            finally:
-                with state.lock:
-                    state.allocator.release(held)
-        self._count(num_rows, seconds)
+            with self._reading(held):
+                target = state.arena.data[offset : offset + num_rows * rows.itemsize].view(rows.dtype)
+                begun = time.perf_counter()
+                target[:] = rows[addresses]
+                self._count(num_rows, time.perf_counter() - begun)
         return offset, num_rows
 
     def chunks(self, epoch: int, worker_id: str, items: Items[GatherItem]) -> Iterator[bytes]:
-        """The same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk."""
+        """Yield the same rows as byte strings of about 1 MiB. Raises as `gather` does, before the first chunk."""
         with self._state.entered(epoch, worker_id) as state:
-            addresses = self._resolve(worker_id, items)
-            geometry = state.geometry
-            state.allocator.retain(addresses.held)
-            state.counters.gathered_rows += addresses.slabs.size
-        try:
-            rows = geometry.row_items(state.arena.data)
-            step, seconds = max(1, CHUNK_BYTES // geometry.layout.row_format.row_bytes), 0.0
-            for begin in range(0, addresses.slabs.size, step):
+            rows, (slabs, heads, tokens) = self._resolve(worker_id, items)
+            held = np.unique(slabs)
+            state.allocator.retain(held)
+        with self._reading(held):
+            step, seconds = max(1, CHUNK_BYTES // rows.itemsize), 0.0
+            for begin in range(0, slabs.size, step):
                 part, begun = slice(begin, begin + step), time.perf_counter()
-                some = rows[addresses.slabs[part], addresses.heads[part], addresses.tokens[part]]
+                some = rows[slabs[part], heads[part], tokens[part]]
                 seconds += time.perf_counter() - begun
                 yield some.tobytes()
-            self._count(addresses.slabs.size, seconds)
+            self._count(slabs.size, seconds)
+
+    @contextlib.contextmanager
+    def _reading(self, held: Slabs) -> Iterator[None]:
+        """Release retained slabs at the end."""
+        try:
+            yield
         finally:
-            with state.lock:
-                state.allocator.release(addresses.held)
+            with self._state.lock:
+                self._state.allocator.release(held)
 
     def _count(self, num_rows: int, seconds: float) -> None:
         if num_rows:
             with self._state.lock:
+                self._state.counters.gathered_rows += num_rows
                 self._state.gather_seconds.observe(seconds)
 
-    def _resolve(self, worker_id: str, items: Items[GatherItem]) -> _RowAddresses:
+    def _resolve(
+        self, worker_id: str, items: Items[GatherItem]
+    ) -> tuple[npt.NDArray[np.void], tuple[Slabs, Slabs, Slabs]]:
+        """Return all rows of the arena and checked addresses in them: slabs, heads and tokens, int64 [num_rows]."""
         geometry = self._state.geometry
-        slabs, heads, tokens = [], [], []
+        found = [np.empty((3, 0), np.int64)]
         for item in items:
-            slab, token = self._resolve_item(worker_id, item, geometry)
-            slabs.append(slab)
-            heads.append(np.full(slab.size, item.kv_head, np.int64))
-            tokens.append(token)
-        if not items:
-            empty = np.empty(0, np.int64)
-            return _RowAddresses(empty, empty, empty, empty)
-        slab_ids = np.concatenate(slabs)
-        return _RowAddresses(slab_ids, np.concatenate(heads), np.concatenate(tokens), np.unique(slab_ids))
-
-    def _resolve_item(
-        self, worker_id: str, item: GatherItem, geometry: SlabGeometry
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        sequence = self._state.sequences.get(worker_id, item.sequence_id)
-        # Before they are int64: a huge position must not wrap to a small one.
-        sequence.check_readable(item.layer, item.kv_head, item.positions)
-        positions = item.positions.astype(np.int64)
-        slabs = sequence.table[item.layer][positions >> geometry.token_shift].astype(np.int64)
-        return slabs, positions & geometry.token_mask
+            sequence = self._state.sequences.get(worker_id, item.sequence_id)
+            # Before they are int64: a huge position must not wrap to a small one.
+            sequence.check_readable(item.layer, item.kv_head, item.positions)
+            positions = item.positions.astype(np.int64)
+            slabs = sequence.table[item.layer][positions >> geometry.token_shift].astype(np.int64)
+            heads = np.full(slabs.size, item.kv_head, np.int64)
+            found.append(np.stack([slabs, heads, positions & geometry.token_mask]))
+        slabs, heads, tokens = np.concatenate(found, axis=1)
+        return geometry.row_items(self._state.arena.data), (slabs, heads, tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from carrel.process.ready_threads import ReadyThreads, start_thread
 from carrel.process.tracing import Tracer, make_tracer
 from kv_store.arena import Arena, HandoffServer, claim_socket_path
 from kv_store.client.rpc import TOKEN_KEY, token_metadata
-from kv_store.client.wire import own_edition
 from kv_store.config import StoreConfig, idle_cores
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.disk.tier import DiskTier
@@ -30,9 +29,7 @@ from kv_store.errors import ConfigError
 from kv_store.index import IterationBound
 from kv_store.indexes import IndexBuilder
 from kv_store.memory import check_room
-from kv_store.rows import RowReader, RowWriter
-from kv_store.selection import Selector
-from kv_store.servicer import Endpoint, KVStoreServicer
+from kv_store.servicer import KVStoreServicer
 from kv_store.state import StoreState
 from kv_store.store import Store
 from kv_store.trainers import make_trainers
@@ -90,18 +87,7 @@ class StoreServer:
             self._start_reaper(stack)
             bound = IterationBound(config.default_iterations, config.num_trainers)
             builder = IndexBuilder(state, trainers, bound, config.max_points_per_centroid)
-            endpoint = Endpoint(
-                arena.handle,
-                config.slab_bytes,
-                os.path.abspath(config.arena_socket) if config.arena_socket else "",
-                config.lease_seconds,
-                own_edition(),
-                config.max_pending_builds,
-            )
-            reader, writer = RowReader(state), RowWriter(state)
-            servicer = KVStoreServicer(
-                endpoint, self.store, reader, writer, builder, Selector(state, reader), state.calls, tracer
-            )
+            servicer = KVStoreServicer(config, state, self.store, builder, tracer)
             self._start_serving(stack, servicer)
             self._stack = stack.pop_all()
 

@@ -3,84 +3,69 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 
 from carrel.process.tracing import Tracer
 from carrel.process.version import Edition
-from kv_store.calls import CallMeter, WatchedServicer, streaming, unary
+from kv_store.calls import WatchedServicer, streaming, unary
 from kv_store.client import wire
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, StoreFull, VersionMismatch
-from kv_store.client.handoff import ArenaHandle
+from kv_store.client.wire import own_edition
+from kv_store.config import StoreConfig
 from kv_store.indexes import BuildRequest, IndexBuilder
 from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.selection import Selector, TopKItem
+from kv_store.state import StoreState
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The facts of this store that Attach returns."""
-
-    handle: ArenaHandle
-    slab_bytes: int
-    arena_socket: str
-    lease_seconds: float
-    edition: Edition
-    max_pending_builds: int
 
 
 class KVStoreServicer(WatchedServicer):
     """`carrel.kv_store.v1.KVStore` over the store's parts."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        store: Store,
-        reader: RowReader,
-        writer: RowWriter,
-        builder: IndexBuilder,
-        selector: Selector,
-        meter: CallMeter,
-        tracer: Tracer,
+        self, config: StoreConfig, state: StoreState, store: Store, builder: IndexBuilder, tracer: Tracer
     ) -> None:
-        super().__init__(meter, tracer)
-        self._endpoint = endpoint
+        super().__init__(state.calls, tracer)
+        self._config = config
+        self._handle = state.arena.handle
+        self._edition = own_edition()
         self._store = store
-        self._reader = reader
-        self._writer = writer
+        self._reader = RowReader(state)
+        self._writer = RowWriter(state)
         self._builder = builder
-        self._selector = selector
+        self._selector = Selector(state, self._reader)
         # A build keeps its thread until it is trained: builds must leave threads for everything else.
-        self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
+        self._build_permits = threading.BoundedSemaphore(config.max_pending_builds)
 
     @unary
     def Hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
         self._check(request.edition)
-        return pb.HelloResponse(edition=wire.edition_to_message(self._endpoint.edition))
+        return pb.HelloResponse(edition=wire.edition_to_message(self._edition))
 
     @unary
     def Attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
         self._check(request.edition)
         layout = wire.layout_from_message(request.layout)
         attachment = self._store.attach(request.worker_id, layout, request.max_gather_rows)
-        endpoint = self._endpoint
+        socket = self._config.arena_socket
         return pb.AttachResponse(
-            region_id=endpoint.handle.region_id,
-            epoch=endpoint.handle.epoch,
-            arena_bytes=endpoint.handle.num_bytes,
-            slab_bytes=endpoint.slab_bytes,
+            region_id=self._handle.region_id,
+            epoch=self._handle.epoch,
+            arena_bytes=self._handle.num_bytes,
+            slab_bytes=self._config.slab_bytes,
             tokens_per_slab=attachment.tokens_per_slab,
-            arena_socket=endpoint.arena_socket,
+            arena_socket=os.path.abspath(socket) if socket else "",
             response_offset=attachment.response_offset,
             response_bytes=attachment.response_bytes,
-            lease_seconds=endpoint.lease_seconds,
-            edition=wire.edition_to_message(endpoint.edition),
+            lease_seconds=self._config.lease_seconds,
+            edition=wire.edition_to_message(self._edition),
         )
 
     @unary
@@ -135,7 +120,7 @@ class KVStoreServicer(WatchedServicer):
             request.prefill_seconds,
         )
         if not self._build_permits.acquire(blocking=False):
-            raise StoreFull(f"{self._endpoint.max_pending_builds} index builds are pending: try again later")
+            raise StoreFull(f"{self._config.max_pending_builds} index builds are pending: try again later")
         try:
             built = self._builder.build(request.epoch, request.worker_id, build)
         finally:
@@ -211,7 +196,7 @@ class KVStoreServicer(WatchedServicer):
 
     def _check(self, caller: pb.Edition) -> None:
         edition = wire.record_of(Edition, caller)
-        if reason := self._endpoint.edition.refusal("this store", "the caller", edition):
+        if reason := self._edition.refusal("this store", "the caller", edition):
             raise VersionMismatch(reason)
 
     @unary

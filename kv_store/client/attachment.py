@@ -132,13 +132,6 @@ class Attachment:
             self.lease.lose(exc)
             raise
 
-    def missing_alone(self, num_tokens: int, index_bytes: Sequence[int]) -> int:
-        """Bytes that a sequence of so many tokens with such indexes would miss in an empty arena."""
-        geometry = self.geometry
-        wanted = geometry.layout.num_layers * geometry.slabs_for(num_tokens)
-        wanted += sum(-(-size // geometry.slab_bytes) for size in index_bytes)
-        return max(0, wanted - (self.num_slabs - self.response_slabs)) * geometry.slab_bytes
-
     def tell_ended(self, ends: Sequence[SequenceEnd]) -> None:
         """Raises StoreError."""
         self.ask("End", ends=[pb.SequenceEnd(**asdict(each)) for each in ends])

@@ -194,8 +194,11 @@ class StoreClient:
     def missing_alone(self, num_tokens: int, indexes: Sequence[tuple[IndexParams, int]] = ()) -> int:
         """Bytes that a sequence of so many tokens, with an index over so many of them for each given, would miss if
         nothing else lay in the arena; 0 where it fits. Makes no call."""
-        sizes = [params.num_bytes(self._layout, count) for params, count in indexes]
-        return self._attached.missing_alone(num_tokens, sizes)
+        attached, geometry = self._attached, self._attached.geometry
+        wanted = self._layout.num_layers * geometry.slabs_for(num_tokens)
+        for params, count in indexes:
+            wanted += -(-params.num_bytes(self._layout, count) // geometry.slab_bytes)
+        return max(0, wanted - (attached.num_slabs - attached.response_slabs)) * geometry.slab_bytes
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: Bytes) -> None:
         """Write rows uint8 [num_kv_heads, num_tokens, row_bytes] (any strides); invisible until sealed.

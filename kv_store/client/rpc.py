@@ -142,13 +142,6 @@ class StoreRpc:
         """Since the last beat that was answered, while the store is silent; else 0."""
         return time.monotonic() - self._answered_at if self._is_silent else 0.0
 
-    def hello(self) -> None:
-        """Compare editions with the store. Raises VersionMismatch."""
-        reply = self.call(
-            self.stub.Hello, pb.HelloRequest(edition=wire.edition_to_message(wire.own_edition()))
-        )
-        self.check(reply.edition)
-
     def check(self, edition: pb.Edition) -> None:
         """Raises VersionMismatch for another edition than ours."""
         if reason := refusal(wire.record_of(Edition, edition)):
@@ -234,6 +227,7 @@ def check_edition(target: str, timeout_seconds: float, token: str = "", root: by
     """Ask the store at `target` what it is. Raises VersionMismatch, StoreUnreachable, TokenRefused."""
     rpc = StoreRpc(target, timeout_seconds, token, root=root)
     try:
-        rpc.hello()
+        own = wire.edition_to_message(wire.own_edition())
+        rpc.check(rpc.call(rpc.stub.Hello, pb.HelloRequest(edition=own)).edition)
     finally:
         rpc.close()

@@ -6,7 +6,7 @@ from kv_store.client.indexes import BitParams, IndexParams, KMeansParams, PQPara
 from kv_store.index.base import ArraySpec, FitOptions, Index
 from kv_store.index.bits import BitIndex
 from kv_store.index.bound import Effort, FitCost, IterationBound
-from kv_store.index.keys import ArenaKeys, ArrayKeys, KeySource
+from kv_store.index.keys import ArenaKeys, ArrayKeys
 from kv_store.index.kmeans import KMeansIndex
 from kv_store.index.pq import PQIndex
 
@@ -19,7 +19,6 @@ __all__ = [
     "FitOptions",
     "Index",
     "IterationBound",
-    "KeySource",
     "make_index",
 ]
 

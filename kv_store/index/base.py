@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import Layout
-from kv_store.index.keys import Keys, KeySource
+from kv_store.index.keys import ArenaKeys, Keys
 
 Array = npt.NDArray[Any]
 
@@ -85,13 +85,13 @@ class Index(ABC):
         return min(num_rows, max_points_per_centroid * self.num_centroids or num_rows)
 
     @abstractmethod
-    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+    def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         """Fit one head's keys. The same keys, options and seed give the same arrays.
 
         Raises InvalidStoreRequest for a key that is not finite.
         """
 
-    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+    def extend_head(self, keys: ArenaKeys, arrays: tuple[Array, ...]) -> Array:
         """Code tokens that follow the fitted ones by one head's fitted arrays: a row of the second array for each
         key. Raises InvalidStoreRequest where such tokens need an index of their own."""
         raise InvalidStoreRequest(

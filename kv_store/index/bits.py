@@ -13,7 +13,7 @@ from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import MAX_SINKS, BitParams
 from kv_store.client.layout import Layout
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
-from kv_store.index.keys import Keys, KeySource
+from kv_store.index.keys import ArenaKeys, Keys
 
 # Of a normal coordinate four values this far apart, in standard deviations, lose the least.
 _STEP = np.float32(0.9957)
@@ -65,14 +65,14 @@ class BitIndex(Index):
             ArraySpec("codes", "uint8", (heads, num_tokens - self._num_sinks, -(-width // 4) + 2)),
         )
 
-    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+    def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         total = sum(rows.sum(axis=0, dtype=np.float64) for _, rows in keys.spans())
         mean = (total / keys.num_rows).astype(np.float32)
         codes = self._codes(keys, mean)
         sinks = keys.span(0, self._num_sinks) - mean if self._num_sinks else np.empty((0, mean.size))
         return Fit((np.concatenate([mean[None], sinks]), codes[self._num_sinks :]))
 
-    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+    def extend_head(self, keys: ArenaKeys, arrays: tuple[Array, ...]) -> Array:
         return self._codes(keys, arrays[0][0])
 
     def select_head(
@@ -90,7 +90,7 @@ class BitIndex(Index):
         weights = np.exp2(logits - normaliser[:, None]).sum(axis=0)
         return top_k_positions(_levels(weights, k, len(queries)), k)
 
-    def _codes(self, keys: KeySource, mean: Keys) -> npt.NDArray[np.uint8]:
+    def _codes(self, keys: ArenaKeys, mean: Keys) -> npt.NDArray[np.uint8]:
         coded = [_coded(rows - mean) for _, rows in keys.spans()]
         return np.concatenate(coded)
 

@@ -13,7 +13,7 @@ from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import KMEANS_METRICS, KMeansParams
 from kv_store.client.layout import Layout
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
-from kv_store.index.keys import Keys, KeySource, first_equals
+from kv_store.index.keys import ArenaKeys, Keys, first_equals
 
 _MAX_CLUSTERS = 1 << 20
 _SEED_MASK = 0x7FFF_FFFF
@@ -52,7 +52,7 @@ class KMeansIndex(Index):
     def num_centroids(self) -> int:
         return self._num_clusters
 
-    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+    def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         return self._fit(keys.all(), options)
 
     def _fit(self, keys: Keys, options: FitOptions) -> Fit:

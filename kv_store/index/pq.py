@@ -13,7 +13,7 @@ from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import PQ_METRICS, PQParams
 from kv_store.client.layout import Layout
 from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
-from kv_store.index.keys import Keys, KeySource, first_equals
+from kv_store.index.keys import ArenaKeys, Keys, first_equals
 
 _SEED_MASK = 0x7FFF_FFFF
 _NO_LIMIT = 1 << 30
@@ -66,7 +66,7 @@ class PQIndex(Index):
     def num_centroids(self) -> int:
         return 1 << self._bits
 
-    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+    def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         max_square_norms = self._max_square_norms(keys) if self._is_ip else None
         num_rows, num_centroids = keys.num_rows, self.num_centroids
         codes: Array | None
@@ -87,13 +87,21 @@ class PQIndex(Index):
         arrays = (codebooks, codes if self._assigns else None, max_square_norms)
         return Fit(tuple(each for each in arrays if each is not None), iterations, seconds)
 
-    def _codes(self, keys: KeySource, codebooks: Keys, max_square_norms: Keys | None) -> Array:
-        codes, coder = np.empty((keys.num_rows, self._parts), np.uint8), _Coder(codebooks, self._bits)
+    def _codes(self, keys: ArenaKeys, codebooks: Keys, max_square_norms: Keys | None) -> Array:
+        """Name the nearest centroid of each part, of codebooks float32 [m, 2**b, w]: uint8 [n, m]."""
+        codes = np.empty((keys.num_rows, self._parts), np.uint8)
+        quantizer = faiss.ProductQuantizer(self._parts * codebooks.shape[2], self._parts, self._bits)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), quantizer.centroids)
+        # FAISS leaves it to the processor which of equal centroids it names: the first one here.
+        first = np.stack([first_equals(codebook) for codebook in codebooks])
         for begin, rows in keys.spans():
-            codes[begin : begin + len(rows)] = coder.codes(self._parts_of(rows, max_square_norms))
+            parts = self._parts_of(rows, max_square_norms).transpose(1, 0, 2)
+            packed = quantizer.compute_codes(np.ascontiguousarray(parts).reshape(len(rows), -1))
+            found = faiss.unpack_bitstrings(packed, self._parts, self._bits)
+            codes[begin : begin + len(rows)] = first[np.arange(self._parts), found]
         return codes
 
-    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+    def extend_head(self, keys: ArenaKeys, arrays: tuple[Array, ...]) -> Array:
         return self._codes(keys, arrays[0], arrays[2] if self._is_ip else None)
 
     def select_head(
@@ -109,7 +117,7 @@ class PQIndex(Index):
             pq_scores(queries, codebooks[..., : queries.shape[1] // self._parts], codes, scale), k
         )
 
-    def _sample(self, keys: KeySource, options: FitOptions) -> Keys:
+    def _sample(self, keys: ArenaKeys, options: FitOptions) -> Keys:
         num_points = self.num_points(keys.num_rows, options.max_points_per_centroid)
         if num_points == keys.num_rows:
             return keys.all()
@@ -140,40 +148,13 @@ class PQIndex(Index):
     def _split(self, rows: Keys) -> Keys:
         return rows.reshape(len(rows), self._parts, -1).transpose(1, 0, 2)
 
-    def _max_square_norms(self, keys: KeySource) -> Keys:
+    def _max_square_norms(self, keys: ArenaKeys) -> Keys:
         """phi, the largest |x|^2 of each part: float32 [m]."""
         return np.max([_squares(self._split(rows)).max(axis=1) for _, rows in keys.spans()], axis=0)
 
 
 def _squares(parts: Keys) -> Keys:
     return np.einsum("mnw,mnw->mn", parts, parts)
-
-
-class _Coder:
-    """Names the nearest centroid of each part, of codebooks float32 [m, 2**b, w]."""
-
-    def __init__(self, codebooks: Keys, num_bits: int) -> None:
-        self._num_parts, _, width = codebooks.shape
-        self._num_bits = num_bits
-        self._quantizer = faiss.ProductQuantizer(self._num_parts * width, self._num_parts, num_bits)
-        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), self._quantizer.centroids)
-        # FAISS leaves it to the processor which of equal centroids it names: the first one here.
-        self._first = [first_equals(codebook) for codebook in codebooks]
-
-    def codes(self, parts: Keys) -> npt.NDArray[np.uint8]:
-        """Code parts [m, n, w]: uint8 [n, m]."""
-        num_rows = parts.shape[1]
-        rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_rows, -1)
-        packed = self._quantizer.compute_codes(rows)
-        # FAISS packs codes of fewer than 8 bits, the first in the lowest; kernels want one byte each.
-        codes = np.empty((num_rows, self._num_parts), np.uint8)
-        wide = np.zeros((num_rows, packed.shape[1] + 1), np.uint16)
-        wide[:, :-1] = packed
-        for part, first in enumerate(self._first):
-            byte, shift = divmod(part * self._num_bits, 8)
-            code = ((wide[:, byte] | wide[:, byte + 1] << 8) >> shift) & ((1 << self._num_bits) - 1)
-            codes[:, part] = first[code]
-        return codes
 
 
 @np.errstate(over="ignore", invalid="ignore")

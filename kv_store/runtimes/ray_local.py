@@ -6,12 +6,12 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray.exceptions
 
@@ -24,7 +24,7 @@ from kv_store.config import StoreConfig
 from kv_store.errors import ConfigError
 from kv_store.memory import check_room
 from kv_store.runtimes import Runtime
-from kv_store.runtimes.children import adopt_orphans, descendants, end_children
+from kv_store.runtimes.children import adopt_orphans, end_children
 from kv_store.runtimes.ray_start import REMEDY, START_SECONDS, Patience, StartFailed, start_ray
 
 # Ray appends up to 66 characters for its sockets, and a socket's path ends at 107.
@@ -90,9 +90,9 @@ class RayRuntime(Runtime):
         self._stack.close()
 
     def abandon(self) -> None:
-        for pid in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         end_children(0.0)
         for path in _socket_paths(self._config):
             path.unlink(missing_ok=True)
