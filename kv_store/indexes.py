@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from xxhash import xxh3_64_intdigest
 
 from kv_store.client.errors import InvalidStoreRequest, NotInStore
-from kv_store.client.indexes import ALIGNMENT, ArrayRef, IndexParams
+from kv_store.client.indexes import ArrayRef, ArraySpec, IndexParams
 from kv_store.errors import TrainingFailed, out_of_space
-from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
+from kv_store.index import Effort, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence, StoredIndex
 from kv_store.state import StoreState, Training
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
@@ -118,7 +118,7 @@ class IndexBuilder:
         starts, end = [], 0
         for spec in specs:
             starts.append(end)
-            end += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
+            end += spec.aligned_bytes
         if end > self._state.arena.handle.num_bytes:
             raise out_of_space("an index", end - self._state.arena.handle.num_bytes)
         segment = self._state.allocate_segment(end, "an index", owner)

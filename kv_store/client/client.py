@@ -16,7 +16,7 @@ from kv_store.client import wire
 from kv_store.client.attachment import Attachment, attach
 from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, NotInStore, StoreError, StoreSilent
-from kv_store.client.indexes import IndexParams, IndexSegment
+from kv_store.client.indexes import IndexParams, IndexSegment, index_bytes
 from kv_store.client.layout import Layout
 from kv_store.client.proofs import Proofs
 from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
@@ -197,7 +197,7 @@ class StoreClient:
         attached, geometry = self._attached, self._attached.geometry
         wanted = self._layout.num_layers * geometry.slabs_for(num_tokens)
         for params, count in indexes:
-            wanted += -(-params.num_bytes(self._layout, count) // geometry.slab_bytes)
+            wanted += -(-index_bytes(params, self._layout, count) // geometry.slab_bytes)
         return max(0, wanted - (attached.num_slabs - attached.response_slabs)) * geometry.slab_bytes
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: Bytes) -> None:

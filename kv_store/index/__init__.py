@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kv_store.client.indexes import BitParams, IndexParams, KMeansParams, PQParams
-from kv_store.index.base import ArraySpec, FitOptions, Index
+from kv_store.index.base import FitOptions, Index
 from kv_store.index.bits import BitIndex
 from kv_store.index.bound import Effort, FitCost, IterationBound
 from kv_store.index.keys import ArenaKeys, ArrayKeys
@@ -13,7 +13,6 @@ from kv_store.index.pq import PQIndex
 __all__ = [
     "ArenaKeys",
     "ArrayKeys",
-    "ArraySpec",
     "Effort",
     "FitCost",
     "FitOptions",

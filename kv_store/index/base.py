@@ -11,26 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.indexes import ArraySpec, IndexParams
 from kv_store.client.layout import Layout
 from kv_store.index.keys import ArenaKeys, Keys
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """Name, dtype and shape of one array of an index; the first axis is the KV head."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        size = np.dtype(self.dtype).itemsize
-        for extent in self.shape:
-            size *= extent
-        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +40,21 @@ class Index(ABC):
     """One kind of index with its parameters. Instances hold no state and are safe to share."""
 
     kind: ClassVar[str]
+    # The first of the fitted tokens, that are no candidates: the second array has no rows of them.
+    num_leading = 0
+    # The second array has a row for each token.
+    is_searchable = True
 
-    @abstractmethod
+    def __init__(self, params: IndexParams, num_centroids: int) -> None:
+        """num_centroids: of each K-means problem of a head."""
+        self._params = params
+        self.num_centroids = num_centroids
+        # Indexes of one name take alike for as many tokens, points and iterations.
+        self.costs_like: str = self.kind
+
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         """Arrays of an index over `num_tokens` tokens. Raises InvalidStoreRequest when the parameters do not fit."""
-
-    @property
-    def num_leading(self) -> int:
-        """How many of the fitted tokens, the first, are no candidates: the second array has no rows of them."""
-        return 0
-
-    @property
-    def is_searchable(self) -> bool:
-        """Return whether its second array has a row for each token."""
-        return True
-
-    @property
-    def costs_like(self) -> str:
-        """Indexes of one name take alike for as many tokens, points and iterations."""
-        return self.kind
-
-    @property
-    @abstractmethod
-    def num_centroids(self) -> int:
-        """The number of centroids of each K-means problem of a head."""
+        return self._params.specs(layout, num_tokens)
 
     def num_points(self, num_rows: int, max_points_per_centroid: int) -> int:
         """How many of so many rows an iteration goes over."""

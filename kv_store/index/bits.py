@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest
-from kv_store.client.indexes import MAX_SINKS, BitParams
+from kv_store.client.indexes import MAX_SINKS, ArraySpec, BitParams
 from kv_store.client.layout import Layout
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
+from kv_store.index.base import Array, Fit, FitOptions, Index, top_k_positions
 from kv_store.index.keys import ArenaKeys, Keys
 
 # Of a normal coordinate four values this far apart, in standard deviations, lose the least.
@@ -46,31 +46,20 @@ class BitIndex(Index):
     def __init__(self, params: BitParams) -> None:
         if not 0 <= params.num_sinks <= MAX_SINKS:
             raise InvalidStoreRequest(f"num_sinks is {params.num_sinks}, it must be from 0 to {MAX_SINKS}")
-        self._num_sinks = params.num_sinks
-
-    @property
-    def num_leading(self) -> int:
-        return self._num_sinks
-
-    @property
-    def num_centroids(self) -> int:
-        return 1
+        super().__init__(params, num_centroids=1)
+        self.num_leading = params.num_sinks
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
-        if num_tokens <= self._num_sinks:
-            raise InvalidStoreRequest(f"{num_tokens} tokens are no more than the {self._num_sinks} sinks")
-        heads, width = layout.num_kv_heads, layout.row_format.head_dim
-        return (
-            ArraySpec("anchors", "float32", (heads, 1 + self._num_sinks, width)),
-            ArraySpec("codes", "uint8", (heads, num_tokens - self._num_sinks, -(-width // 4) + 2)),
-        )
+        if num_tokens <= self.num_leading:
+            raise InvalidStoreRequest(f"{num_tokens} tokens are no more than the {self.num_leading} sinks")
+        return super().specs(layout, num_tokens)
 
     def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         total = sum(rows.sum(axis=0, dtype=np.float64) for _, rows in keys.spans())
         mean = (total / keys.num_rows).astype(np.float32)
         codes = self._codes(keys, mean)
-        sinks = keys.span(0, self._num_sinks) - mean if self._num_sinks else np.empty((0, mean.size))
-        return Fit((np.concatenate([mean[None], sinks]), codes[self._num_sinks :]))
+        sinks = keys.span(0, self.num_leading) - mean if self.num_leading else np.empty((0, mean.size))
+        return Fit((np.concatenate([mean[None], sinks]), codes[self.num_leading :]))
 
     def extend_head(self, keys: ArenaKeys, arrays: tuple[Array, ...]) -> Array:
         return self._codes(keys, arrays[0][0])

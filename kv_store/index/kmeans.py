@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import KMEANS_METRICS, KMeansParams
-from kv_store.client.layout import Layout
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
+from kv_store.index.base import Array, Fit, FitOptions, Index
 from kv_store.index.keys import ArenaKeys, Keys, first_equals
 
 _MAX_CLUSTERS = 1 << 20
@@ -37,34 +36,20 @@ class KMeansIndex(Index):
             )
         if params.metric not in KMEANS_METRICS:
             raise InvalidStoreRequest(f"metric {params.metric!r} is none of {', '.join(KMEANS_METRICS)}")
-        self._num_clusters = params.num_clusters
+        super().__init__(params, params.num_clusters)
         self._is_cosine = params.metric == "cosine"
         self._is_l2 = params.metric == "l2"
 
-    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
-        heads = layout.num_kv_heads
-        return (
-            ArraySpec("centroids", "float32", (heads, self._num_clusters, layout.row_format.head_dim)),
-            ArraySpec("labels", "int32", (heads, num_tokens)),
-        )
-
-    @property
-    def num_centroids(self) -> int:
-        return self._num_clusters
-
-    def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
-        return self._fit(keys.all(), options)
-
-    def _fit(self, keys: Keys, options: FitOptions) -> Fit:
-        num_rows = keys.shape[0]
-        if num_rows <= self._num_clusters:
-            filled = np.minimum(np.arange(self._num_clusters), num_rows - 1)
+    def fit_head(self, source: ArenaKeys, options: FitOptions) -> Fit:
+        keys, num_rows = source.all(), source.num_rows
+        if num_rows <= self.num_centroids:
+            filled = np.minimum(np.arange(self.num_centroids), num_rows - 1)
             labels = np.arange(num_rows, dtype=np.int32)
             return Fit((np.ascontiguousarray(keys[filled]), labels))
         points = _unit(keys) if self._is_cosine else keys
         kmeans = faiss.Kmeans(
             keys.shape[1],
-            self._num_clusters,
+            self.num_centroids,
             niter=options.max_iterations,
             seed=options.seed & _SEED_MASK,
             spherical=self._is_cosine,

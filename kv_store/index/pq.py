@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest
-from kv_store.client.indexes import PQ_METRICS, PQParams
+from kv_store.client.indexes import PQ_METRICS, ArraySpec, PQParams
 from kv_store.client.layout import Layout
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index, top_k_positions
+from kv_store.index.base import Array, Fit, FitOptions, Index, top_k_positions
 from kv_store.index.keys import ArenaKeys, Keys, first_equals
 
 _SEED_MASK = 0x7FFF_FFFF
@@ -35,36 +35,20 @@ class PQIndex(Index):
             raise InvalidStoreRequest(f"num_bits is {params.num_bits}, it must be from 1 to 8")
         if params.metric not in PQ_METRICS:
             raise InvalidStoreRequest(f"metric {params.metric!r} of PQ is none of {', '.join(PQ_METRICS)}")
+        super().__init__(params, 1 << params.num_bits)
         self._parts = params.num_subvectors
         self._bits = params.num_bits
         self._is_ip = params.metric == "ip"
-        self._assigns = not params.codebooks_only
+        self.is_searchable = not params.codebooks_only
+        if params.codebooks_only:
+            self.costs_like = "pq codebooks"
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         if self._parts < 1 or layout.row_format.head_dim % self._parts:
             raise InvalidStoreRequest(
                 f"num_subvectors {self._parts} does not divide head_dim {layout.row_format.head_dim}"
             )
-        heads = layout.num_kv_heads
-        width = layout.row_format.head_dim // self._parts + self._is_ip
-        specs = [ArraySpec("codebooks", "float32", (heads, self._parts, self.num_centroids, width))]
-        if self._assigns:
-            specs.append(ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)))
-        if self._is_ip:
-            specs.append(ArraySpec("max_square_norms", "float32", (heads, self._parts)))
-        return tuple(specs)
-
-    @property
-    def is_searchable(self) -> bool:
-        return self._assigns
-
-    @property
-    def costs_like(self) -> str:
-        return self.kind if self._assigns else "pq codebooks"
-
-    @property
-    def num_centroids(self) -> int:
-        return 1 << self._bits
+        return super().specs(layout, num_tokens)
 
     def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         max_square_norms = self._max_square_norms(keys) if self._is_ip else None
@@ -83,8 +67,8 @@ class PQIndex(Index):
             begun = time.perf_counter()
             codebooks = self._train(self._parts_of(drawn, max_square_norms), options)
             iterations, seconds = options.max_iterations, time.perf_counter() - begun
-            codes = self._codes(keys, codebooks, max_square_norms) if self._assigns else None
-        arrays = (codebooks, codes if self._assigns else None, max_square_norms)
+            codes = self._codes(keys, codebooks, max_square_norms) if self.is_searchable else None
+        arrays = (codebooks, codes if self.is_searchable else None, max_square_norms)
         return Fit(tuple(each for each in arrays if each is not None), iterations, seconds)
 
     def _codes(self, keys: ArenaKeys, codebooks: Keys, max_square_norms: Keys | None) -> Array:

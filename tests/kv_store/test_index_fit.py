@@ -361,7 +361,8 @@ def test_keys_that_are_not_finite_are_refused() -> None:
         BitParams(5),
     ],
 )
-def test_a_worker_knows_what_an_index_takes(params: IndexParams) -> None:
-    layout = Layout(2, 3, RowFormat(24, "bf16"))
-    specs = make_index(params).specs(layout, 101)
-    assert params.num_bytes(layout, 101) == sum(-(-spec.num_bytes // 256) * 256 for spec in specs)
+def test_a_fit_has_the_arrays_that_a_worker_counts_on(params: IndexParams) -> None:
+    specs = params.specs(Layout(2, 3, RowFormat(24, "bf16")), 101)
+    fit = make_index(params).fit_head(ArrayKeys(clustered(101, 24, 9)), OPTIONS)
+    assert [each.shape for each in fit.arrays] == [spec.shape[1:] for spec in specs]
+    assert [each.dtype.name for each in fit.arrays] == [spec.dtype for spec in specs]
