@@ -1,10 +1,10 @@
-"""What the arena no longer holds as it was written is found, forgotten, and trained again."""
+"""Rows and indexes that changed in the arena are found, forgotten, and trained again."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, known, open_with, random_rows
+from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, filled, known, open_with, random_rows
 from waiting import PATIENCE
 from xxhash import xxh3_64_intdigest
 
@@ -71,7 +71,6 @@ def test_a_corrupt_slab_is_forgotten_with_what_follows_it_and_nothing_else(
 
 
 def test_room_that_is_needed_does_not_wait_for_a_checksum(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     for number in range(6):
         # 40 of 64 slabs each: the one before must go at once.
         open_with(store, state.epoch, f"{number}", 20 * TOKENS)
@@ -86,10 +85,7 @@ def test_an_index_that_is_not_what_was_trained_is_trained_once_more(
     connect: Callable[..., StoreClient], local_store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(transport="zero_copy")
-    client.begin("a", 150)
-    for layer in range(LAYOUT.num_layers):
-        client.put("a", layer, 0, random_rows(LAYOUT, 150))
-    client.seal("a", 150)
+    filled(client, 150)
     good = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6), seed=5).result(PATIENCE)
     wrong = [True]
 
@@ -105,7 +101,6 @@ def test_an_index_that_is_not_what_was_trained_is_trained_once_more(
 def test_a_session_over_a_corrupt_slab_gives_up_the_room_of_what_is_forgotten(
     store: Store, state: StoreState
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     epoch, table = state.epoch, open_with(store, state.epoch, "a", 20 * TOKENS)
     names = tuple(chain(20, "a"))
     end(store, epoch, "a", num_tokens=20 * TOKENS, prefix_hashes=names, session_id="s")
@@ -124,7 +119,6 @@ def test_a_session_over_a_corrupt_slab_gives_up_the_room_of_what_is_forgotten(
 
 
 def test_a_session_of_which_nothing_is_left_is_forgotten(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     names, table = listed(store, state, "a", 2)
     store.begin(state.epoch, "w", "holds", 3 * TOKENS, names)
     end(store, state.epoch, "holds", session_id="s")

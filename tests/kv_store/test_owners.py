@@ -1,4 +1,4 @@
-"""Who gives room when another needs it: an owner's flood leaves what others use."""
+"""Eviction between owners: an owner's flood leaves what others use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from kv_store.store import Store
 SIZE = 4
 
 
-@pytest.fixture
-def store(state: StoreState) -> Store:
-    store = Store(state)
-    store.attach("w", LAYOUT, 0)
-    return store
-
-
 def ask(store: Store, name: str, session: str = "", size: int = SIZE) -> int:
     """A prompt of the owner that is the first letter of its name; returns how many of its slabs were known."""
     epoch, hashes, owner = store.stats().epoch, chain(size, name), name[0]
@@ -30,7 +23,7 @@ def ask(store: Store, name: str, session: str = "", size: int = SIZE) -> int:
 
 
 def kept(store: Store, *names: str) -> str:
-    """Those that are wholly known."""
+    """Return the names that are wholly known."""
     epoch = store.stats().epoch
     return " ".join(name for name in names if known(store, epoch, chain(SIZE, name)) == SIZE * TOKENS)
 

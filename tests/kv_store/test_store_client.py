@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from store_samples import LAYOUT, TOKENS, keys_of, random_rows
+from store_samples import LAYOUT, TOKENS, filled, keys_of, random_rows
 from waiting import PATIENCE, wait_until
 
 from carrel.process.log_lines import JSONLines
@@ -40,15 +40,6 @@ Connect = Callable[..., StoreClient]
 
 
 TRANSPORTS = ("zero_copy", "shm", "grpc")
-
-
-def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0) -> np.ndarray:
-    rows = random_rows(client.layout, num_tokens, seed)
-    client.begin(name, num_tokens)
-    for layer in range(client.layout.num_layers):
-        client.put(name, layer, 0, rows)
-    client.seal(name, num_tokens)
-    return rows
 
 
 @pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
@@ -142,12 +133,9 @@ def test_rows_of_another_shape_are_refused(connect: Connect) -> None:
 def test_a_gather_beyond_the_seal_is_refused(connect: Connect, transport: str, position: int) -> None:
     client = connect(transport=transport)
     rows = filled(client, 40)
-    with pytest.raises(InvalidStoreRequest):
-        client.gather(0, [RowsWanted("a", 0, np.array([0, position], np.int64))])
-    with pytest.raises(InvalidStoreRequest):
-        client.gather(0, [RowsWanted("a", 2, np.array([0]))])
-    with pytest.raises(InvalidStoreRequest):
-        client.gather(7, [RowsWanted("a", 0, np.array([0]))])
+    for layer, head, positions in ((0, 0, [0, position]), (0, 2, [0]), (7, 0, [0])):
+        with pytest.raises(InvalidStoreRequest):
+            client.gather(layer, [RowsWanted("a", head, np.array(positions, np.int64))])
     with pytest.raises(InvalidStoreRequest, match="max_gather_rows"):
         client.gather(0, [RowsWanted("a", 0, np.zeros(513, np.int64))])
     with pytest.raises(NotInStore):
@@ -180,20 +168,18 @@ def test_a_build_out_of_range_is_refused(
 def test_fields_that_no_message_can_carry_are_refused(connect: Connect) -> None:
     client = connect()
     filled(client, 40)
-    with pytest.raises(InvalidStoreRequest):
-        client.reserve("a", -1)
-    with pytest.raises(InvalidStoreRequest):
-        client.reserve("a", 2**63)
-    with pytest.raises(InvalidStoreRequest):
-        client.seal("a", -1)
-    with pytest.raises(InvalidStoreRequest):
-        client.build_index("a", 0, -1, 40, PQParams())
-    with pytest.raises(InvalidStoreRequest):
-        client.build_index("a", 0, 0, 40, KMeansParams(-1))
+    for call in (
+        lambda: client.reserve("a", -1),
+        lambda: client.reserve("a", 2**63),
+        lambda: client.seal("a", -1),
+        lambda: client.build_index("a", 0, -1, 40, PQParams()),
+        lambda: client.build_index("a", 0, 0, 40, KMeansParams(-1)),
+        lambda: client.begin("", 0),
+    ):
+        with pytest.raises(InvalidStoreRequest):
+            call()
     with pytest.raises(InvalidStoreRequest, match="metric 'dot' is none of"):
         client.build_index("a", 0, 0, 40, KMeansParams(4, "dot"))
-    with pytest.raises(InvalidStoreRequest):
-        client.begin("", 0)
 
 
 class Alters(grpc.UnaryUnaryClientInterceptor):
