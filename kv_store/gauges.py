@@ -17,7 +17,7 @@ def read_stats(state: StoreState, disk: DiskStats) -> StoreStats:
     leased = distinct(
         [
             *(sequence.slab_list() for sequence in state.sequences),
-            *(worker.response_slabs for worker in state.workers),
+            *(worker.response_slabs for worker in state.workers.values()),
             *(training.source for training in state.trainings),
             *index_slabs,
         ]

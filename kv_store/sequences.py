@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client.errors import InvalidStoreRequest, NotInStore, StaleEpoch
+from kv_store.client.errors import InvalidStoreRequest, NotInStore
 from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import SlabGeometry
 from kv_store.client.slab_tables import SlabTable
@@ -159,41 +159,3 @@ class Worker:
     expires_at: float
     # One response segment: two Gathers of one worker take turns.
     gather_lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class WorkerTable:
-    """Attached workers by id. `clock` is monotonic, in seconds."""
-
-    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
-        self.lease_seconds = lease_seconds
-        self._clock = clock
-        self._workers: dict[str, Worker] = {}
-
-    def __iter__(self) -> Iterator[Worker]:
-        return iter(self._workers.values())
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    def find(self, worker_id: str) -> Worker | None:
-        return self._workers.get(worker_id)
-
-    def add(self, worker_id: str, response_slabs: range) -> Worker:
-        worker = Worker(worker_id, response_slabs, self._clock() + self.lease_seconds)
-        self._workers[worker_id] = worker
-        return worker
-
-    def renew(self, worker_id: str) -> Worker:
-        """Raises StaleEpoch for a worker that never attached or was silent too long."""
-        worker = self._workers.get(worker_id)
-        if worker is None or worker.expires_at < self._clock():
-            raise StaleEpoch(f"worker {worker_id!r} holds no lease: attach again")
-        worker.expires_at = self._clock() + self.lease_seconds
-        return worker
-
-    def remove(self, worker_id: str) -> None:
-        del self._workers[worker_id]
-
-    def expired(self) -> list[Worker]:
-        now = self._clock()
-        return [worker for worker in self if worker.expires_at < now]

@@ -20,7 +20,7 @@ from kv_store.client.errors import StaleEpoch
 from kv_store.client.layout import Layout, SlabGeometry
 from kv_store.errors import out_of_space
 from kv_store.prefixes import PrefixDirectory
-from kv_store.sequences import Sequence, SequenceTable, Worker, WorkerTable
+from kv_store.sequences import Sequence, SequenceTable, Worker
 from kv_store.sessions import SessionDirectory
 from kv_store.slabs import Among, SlabAllocator
 
@@ -71,7 +71,8 @@ class StoreState:
         self.epoch = arena.handle.epoch
         self.slab_bytes = slab_bytes
         self.allocator = SlabAllocator(arena.handle.num_bytes // slab_bytes)
-        self.workers = WorkerTable(lease_seconds, clock)
+        self.workers: dict[str, Worker] = {}
+        self._lease_seconds = lease_seconds
         self.sequences = SequenceTable()
         self.trainings: list[Training] = []
         self.prefixes = PrefixDirectory(self.allocator, clock)
@@ -102,7 +103,7 @@ class StoreState:
             return self._geometry
         geometry = SlabGeometry(layout, self.slab_bytes)
         if self._geometry is not None:
-            if len(self.workers):
+            if self.workers:
                 raise StaleEpoch(
                     f"the arena holds {self._geometry.layout}, this worker wants {layout}: "
                     "start a second store for the second model"
@@ -123,7 +124,14 @@ class StoreState:
         """Renew the worker's lease. Raises StaleEpoch, also for another start's epoch."""
         if epoch != self.epoch:
             raise StaleEpoch(f"epoch {epoch} is not this store's: it was restarted, attach again")
-        return self.workers.renew(worker_id)
+        worker, now = self.workers.get(worker_id), self._clock()
+        if worker is None or worker.expires_at < now:
+            raise StaleEpoch(f"worker {worker_id!r} holds no lease: attach again")
+        worker.expires_at = now + self._lease_seconds
+        return worker
+
+    def add_worker(self, worker_id: str, response_slabs: range) -> None:
+        self.workers[worker_id] = Worker(worker_id, response_slabs, self._clock() + self._lease_seconds)
 
     def make_room(self, num_slabs: int, what: str, owner: str) -> None:
         """Evict until `num_slabs` are free for `owner`. Raises StoreFull, without evicting, when that cannot work."""
@@ -218,7 +226,16 @@ class StoreState:
         for sequence in self.sequences.of_worker(worker.worker_id):
             self.drop_sequence(sequence)
         self.allocator.release(worker.response_slabs)
-        self.workers.remove(worker.worker_id)
+        del self.workers[worker.worker_id]
+
+    def drop_expired(self) -> int:
+        """Forget the workers whose leases are over; returns how many."""
+        now = self._clock()
+        expired = [worker for worker in self.workers.values() if worker.expires_at < now]
+        for worker in expired:
+            self.drop_worker(worker)
+        self.counters.expired_leases += len(expired)
+        return len(expired)
 
 
 def _either(first: Among, second: Among) -> Among:

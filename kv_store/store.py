@@ -56,7 +56,7 @@ class Store:
         check_id("worker_id", worker_id)
         state = self._state
         with state.lock:
-            if (earlier := state.workers.find(worker_id)) is not None:
+            if (earlier := state.workers.get(worker_id)) is not None:
                 state.drop_worker(earlier)
             self.reap()
             geometry = state.adopt_layout(layout)
@@ -64,7 +64,7 @@ class Store:
                 self._tier.adopt()
             response_bytes = max_gather_rows * layout.row_format.row_bytes
             slabs = state.allocate_segment(response_bytes, f"{max_gather_rows} rows of response")
-            state.workers.add(worker_id, slabs)
+            state.add_worker(worker_id, slabs)
             return Attachment(geometry.tokens_per_slab, slabs.start * state.slab_bytes, response_bytes)
 
     def begin(
@@ -206,13 +206,8 @@ class Store:
 
     def reap(self) -> int:
         """Release what workers held that were silent too long; returns how many workers."""
-        state = self._state
-        with state.lock:
-            expired = state.workers.expired()
-            for worker in expired:
-                state.drop_worker(worker)
-            state.counters.expired_leases += len(expired)
-            return len(expired)
+        with self._state.lock:
+            return self._state.drop_expired()
 
     def stats(self) -> StoreStats:
         """Gauges of now and counters since the start."""

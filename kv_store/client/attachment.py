@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import grpc
 from xxhash import xxh3_64_intdigest
 
 from carrel.process.noted_errors import NotedErrors
@@ -26,7 +25,7 @@ from kv_store.client.errors import (
 )
 from kv_store.client.indexes import ArrayRef, IndexSegment
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.client.rpc import StoreRpc, TraceOf, no_trace
+from kv_store.client.rpc import StoreRpc
 from kv_store.client.transports import Transport
 from kv_store.v1 import kv_store_pb2 as pb
 
@@ -145,21 +144,14 @@ class Attachment:
 
 
 def attach(
-    target: str,
+    rpc: StoreRpc,
     layout: Layout,
     worker_id: str,
     transport: type[Transport],
     max_gather_rows: int,
     timeout_seconds: float,
-    call_seconds: float,
-    token: str,
-    interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
-    root: bytes = b"",
-    trace_of: TraceOf = no_trace,
 ) -> Attachment:
-    """Attach, map and start the heartbeat; timeout_seconds: for that, call_seconds: for each call from then on. Raises
-    StoreError; nothing is left open then."""
-    rpc = StoreRpc(target, call_seconds, token, interceptors, root, trace_of)
+    """Attach, map and start the heartbeat within the timeout. Raises StoreError; nothing is left open then."""
     with contextlib.ExitStack() as stack:
         stack.callback(rpc.close)
         with refusing_odd_fields():
@@ -181,7 +173,7 @@ def attach(
         beat = pb.HeartbeatRequest(epoch=reply.epoch, worker_id=worker_id)
         lease = Lease(reply.lease_seconds, lambda: rpc.beat(beat))
         stack.callback(lease.close)
-        ends = Ends(lambda batch: attached.tell_ended(batch), call_seconds)
+        ends = Ends(lambda batch: attached.tell_ended(batch), rpc.timeout_seconds)
         stack.pop_all()
     num_slabs, response_slabs = (
         reply.arena_bytes // reply.slab_bytes,

@@ -19,10 +19,9 @@ from kv_store.client.errors import InvalidStoreRequest, NotInStore, StoreError, 
 from kv_store.client.indexes import IndexParams, IndexSegment, index_bytes
 from kv_store.client.layout import Layout
 from kv_store.client.proofs import Proofs
-from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
-from kv_store.client.rpc import TraceOf, no_trace
+from kv_store.client.rpc import StoreRpc, TraceOf, no_trace
 from kv_store.client.selection import top_k
-from kv_store.client.slab_tables import SlabTable
+from kv_store.client.slab_tables import Begun, RowsWanted, SlabTable, TopKWanted, count_rows
 from kv_store.client.stats import SessionInfo, StoreStats
 from kv_store.client.transports import transport_class
 from kv_store.v1 import kv_store_pb2 as pb
@@ -83,10 +82,10 @@ class StoreClient:
         HandoffRefused, TokenRefused.
         """
         kind, call_seconds = transport_class(transport), call_seconds or timeout_seconds
-        own = (token, interceptors, root, trace_of)
 
         def connect(seconds: float) -> Attachment:
-            return attach(target, layout, worker_id, kind, max_gather_rows, seconds, call_seconds, *own)
+            rpc = StoreRpc(target, call_seconds, token, interceptors, root, trace_of)
+            return attach(rpc, layout, worker_id, kind, max_gather_rows, seconds)
 
         return cls(layout, worker_id, max_gather_rows, connect, timeout_seconds, call_seconds)
 

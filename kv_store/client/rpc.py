@@ -130,7 +130,7 @@ class StoreRpc:
         self.target = target
         self._metadata = token_metadata(token)
         self._trace_of = trace_of
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._is_silent = False
         self._answered_at = time.monotonic()
         self._channel = open_channel(target, _OPTIONS, root)
@@ -177,7 +177,7 @@ class StoreRpc:
         """Ask whether the store is there, whatever was known of it."""
         try:
             with translated(self.target):
-                self.stub.Heartbeat(request, timeout=self._timeout_seconds, metadata=self._metadata)
+                self.stub.Heartbeat(request, timeout=self.timeout_seconds, metadata=self._metadata)
         except StoreSilent:
             self._is_silent = True
             raise
@@ -206,7 +206,7 @@ class StoreRpc:
         return self._metadata if trace is None else (*self._metadata, (TRACEPARENT, str(trace)))
 
     def _deadline(self, num_bytes: int) -> float:
-        return self._timeout_seconds + num_bytes / LEAST_BYTES_PER_SECOND
+        return self.timeout_seconds + num_bytes / LEAST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:

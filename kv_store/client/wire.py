@@ -17,7 +17,7 @@ from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
 from kv_store.client.indexes import BitParams, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
 from kv_store.client.row_format import ELEMENT_BYTES, RowFormat
-from kv_store.client.rows import RowsWanted
+from kv_store.client.slab_tables import RowsWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
 Record = TypeVar("Record", bound="DataclassInstance")

@@ -48,8 +48,7 @@ def test_a_gather_that_waited_writes_nothing_where_its_worker_has_attached_again
     store: Store, state: StoreState
 ) -> None:
     store.attach("w", LAYOUT, 64)
-    earlier = state.workers.find("w")
-    assert earlier is not None
+    earlier = state.workers["w"]
     item = GatherItem("a", 0, 0, np.arange(TOKENS, dtype=np.uint64))
     with ThreadPoolExecutor(1) as calls:
         with earlier.gather_lock:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from kv_store.client import wire
 from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import SlabGeometry
-from kv_store.client.rows import RowsWanted
 from kv_store.client.rpc import StoreRpc
+from kv_store.client.slab_tables import RowsWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]

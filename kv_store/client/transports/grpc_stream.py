@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kv_store.client.errors import InvalidStoreRequest, StoreError
 from kv_store.client.indexes import ArrayRef
-from kv_store.client.rows import RowsWanted, count_rows
+from kv_store.client.slab_tables import RowsWanted, count_rows
 from kv_store.client.transports.base import Bytes, Transport
 from kv_store.v1 import kv_store_pb2 as pb
 

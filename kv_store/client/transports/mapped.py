@@ -13,8 +13,8 @@ from kv_store.client.errors import HandoffRefused, StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
 from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import SlabGeometry
-from kv_store.client.rows import RowsWanted, count_rows
 from kv_store.client.rpc import StoreRpc
+from kv_store.client.slab_tables import RowsWanted, count_rows
 from kv_store.client.transports.base import Bytes, Transport
 from kv_store.v1 import kv_store_pb2 as pb
 
