@@ -16,7 +16,7 @@ def read_stats(state: StoreState, disk: DiskStats) -> StoreStats:
     index_slabs = [*indexes, *(training.segment for training in state.trainings)]
     leased = distinct(
         [
-            *(sequence.slab_list() for sequence in state.sequences),
+            *(sequence.table.ravel() for sequence in state.sequences),
             *(worker.response_slabs for worker in state.workers.values()),
             *(training.source for training in state.trainings),
             *index_slabs,

@@ -129,16 +129,10 @@ class PrefixDirectory:
             found.append(entry.slabs)
         return found
 
-    def lookup(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
-        """As `known`, and this is a use of them."""
+    def lookup(self, hashes: Sequence[bytes], is_prompt: bool = False) -> list[npt.NDArray[np.int32]]:
+        """As `known`, and this is a use of them. is_prompt: note how long the last of them was unused."""
         found = self.known(hashes)
-        self.renew(hashes[: len(found)])
-        return found
-
-    def share(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
-        """As `lookup`, for a prompt."""
-        found = self.known(hashes)
-        if found:
+        if found and is_prompt:
             self.ages.reuse_gap.observe(self._clock() - float(self._uses.at[found[-1][0]]))
         self.renew(hashes[: len(found)])
         return found

@@ -114,9 +114,6 @@ class Sequence(SlabTable):
         self.prefix_hashes = self.prefix_hashes[: self.slabs_per_layer]
         return own
 
-    def slab_list(self) -> npt.NDArray[np.int32]:
-        return self.table.ravel()
-
 
 class SequenceTable:
     """Live sequences by worker and id; a worker sees only its own."""

@@ -214,7 +214,7 @@ class StoreState:
     def drop_sequence(self, sequence: Sequence) -> None:
         """Give up the sequence's references; its private slabs and its indexes are free at once."""
         self.sequences.remove(sequence)
-        self.allocator.release(sequence.slab_list())
+        self.allocator.release(sequence.table.ravel())
         for index in sequence.indexes:
             self.allocator.release(index.slabs)
         # What a trainer has not begun is given up, and the slabs it would have read; what it has begun ends first.

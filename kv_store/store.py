@@ -221,7 +221,7 @@ class Store:
         state.sequences.add(sequence)
         per_slab, counters = sequence.geometry.tokens_per_slab, state.counters
         counters.prefix_lookup_tokens += len(prefix_hashes) * per_slab
-        if found := state.prefixes.share(prefix_hashes):
+        if found := state.prefixes.lookup(prefix_hashes, is_prompt=True):
             table = np.stack(found, axis=1)
             state.allocator.retain(table.ravel())
             sequence.grow(table)

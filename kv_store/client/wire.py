@@ -26,6 +26,7 @@ _hints = cache(get_type_hints)
 _ELEMENTS = {pb.RowType.Value(f"ROW_TYPE_{element.upper()}"): element for element in ELEMENT_BYTES}
 _METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE, "ip": pb.METRIC_INNER_PRODUCT}
 _METRIC_NAMES = {value: name for name, value in _METRICS.items()}
+_PARAMS: dict[str, type[IndexParams]] = {"pq": PQParams, "kmeans": KMeansParams, "bits": BitParams}
 KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS, "bits": pb.INDEX_KIND_BITS}
 KIND_NAMES = {value: name for name, value in KINDS.items()}
 
@@ -67,31 +68,30 @@ def edition_to_message(edition: Edition) -> pb.Edition:
 
 def params_from_message(request: pb.BuildIndexRequest) -> IndexParams:
     """Raises InvalidStoreRequest when the request names no kind of index or no metric."""
-    match request.WhichOneof("params"):
-        case "pq":
-            pq = request.pq
-            metric = _metric_from_message(pq.metric or pb.METRIC_L2)
-            return PQParams(pq.num_subvectors, pq.num_bits, pq.max_iterations, metric, pq.codebooks_only)
-        case "kmeans":
-            kmeans = request.kmeans
-            metric = _metric_from_message(kmeans.metric)
-            return KMeansParams(kmeans.num_clusters, metric, kmeans.max_iterations)
-        case "bits":
-            return BitParams(request.bits.num_sinks)
-        case _:
-            raise InvalidStoreRequest("the request names no kind of index: set pq, kmeans or bits")
+    name = request.WhichOneof("params")
+    if name is None:
+        raise InvalidStoreRequest("the request names no kind of index: set pq, kmeans or bits")
+    kind, message = _PARAMS[name], getattr(request, name)
+    values = {field.name: getattr(message, field.name) for field in fields(kind)}
+    if "metric" in values:
+        metric = values["metric"] or (pb.METRIC_L2 if name == "pq" else pb.METRIC_UNSPECIFIED)
+        if metric not in _METRIC_NAMES:
+            raise InvalidStoreRequest(f"metric {metric} is none of {', '.join(_METRICS)}")
+        values["metric"] = _METRIC_NAMES[metric]
+    return kind(**values)
 
 
-def _metric_to_message(metric: str) -> pb.Metric:
-    if metric not in _METRICS:
-        raise InvalidStoreRequest(f"metric {metric!r} is none of {', '.join(_METRICS)}")
-    return _METRICS[metric]
-
-
-def _metric_from_message(metric: pb.Metric) -> str:
-    if metric not in _METRIC_NAMES:
-        raise InvalidStoreRequest(f"metric {metric} is none of {', '.join(_METRICS)}")
-    return _METRIC_NAMES[metric]
+def build_index(params: IndexParams, **request: Any) -> pb.BuildIndexRequest:
+    """The parameters' messages have their fields, by the same names. Raises InvalidStoreRequest for a value that no
+    message can carry."""
+    values: Any = asdict(params)
+    if "metric" in values:
+        if values["metric"] not in _METRICS:
+            raise InvalidStoreRequest(f"metric {values['metric']!r} is none of {', '.join(_METRICS)}")
+        values["metric"] = _METRICS[values["metric"]]
+    [name] = [name for name, kind in _PARAMS.items() if kind is type(params)]
+    with refusing_odd_fields():
+        return pb.BuildIndexRequest(**request, **{name: values})
 
 
 def record_of(kind: type[Record], message: Message) -> Record:
@@ -107,24 +107,6 @@ def _value(hint: type, value: Any) -> Any:
     if get_origin(hint) is tuple:
         return tuple(_value(get_args(hint)[0], each) for each in value)
     return dict(value) if get_origin(hint) is Mapping else value
-
-
-def build_index(params: IndexParams, **fields: object) -> pb.BuildIndexRequest:
-    """The parameters' messages have their fields, by the same names. Raises InvalidStoreRequest for a value that no
-    message can carry."""
-    values: Any = asdict(params)
-    if "metric" in values:
-        values["metric"] = _metric_to_message(values["metric"])
-    with refusing_odd_fields():
-        request = pb.BuildIndexRequest(**fields)  # type: ignore[arg-type]
-        match params:
-            case PQParams():
-                request.pq.CopyFrom(pb.PQParams(**values))
-            case KMeansParams():
-                request.kmeans.CopyFrom(pb.KMeansParams(**values))
-            case BitParams():
-                request.bits.CopyFrom(pb.BitParams(**values))
-    return request
 
 
 def gather(epoch: int, worker_id: str, layer: int, wanted: Sequence[RowsWanted]) -> pb.GatherRequest:

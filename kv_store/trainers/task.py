@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -59,9 +60,7 @@ def view_bytes(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray[np.ui
 def view_array(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray:
     """The array that `ref` names, without a copy. Raises InvalidStoreRequest when it leaves the arena."""
     dtype = np.dtype(ref.dtype)
-    expected = dtype.itemsize
-    for extent in ref.shape:
-        expected *= extent
+    expected = math.prod(ref.shape) * dtype.itemsize
     if ref.num_bytes != expected or ref.offset < 0 or ref.offset > arena.size - ref.num_bytes:
         raise InvalidStoreRequest(f"array {ref.name!r} does not lie within the arena")
     return view_bytes(arena, ref).view(dtype).reshape(ref.shape)
