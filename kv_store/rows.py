@@ -102,9 +102,9 @@ class RowReader:
         for item in items:
             sequence = self._state.sequences.get(worker_id, item.sequence_id)
             # Before they are int64: a huge position must not wrap to a small one.
-            sequence.check_readable(item.layer, item.kv_head, item.positions)
+            table = sequence.readable(item.layer, item.kv_head, item.positions)
             positions = item.positions.astype(np.int64)
-            slabs = sequence.table[item.layer][positions >> geometry.token_shift].astype(np.int64)
+            slabs = table[positions >> geometry.token_shift].astype(np.int64)
             heads = np.full(slabs.size, item.kv_head, np.int64)
             found.append(np.stack([slabs, heads, positions & geometry.token_mask]))
         slabs, heads, tokens = np.concatenate(found, axis=1)

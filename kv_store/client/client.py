@@ -47,9 +47,9 @@ class StoreClient:
         timeout_seconds: float,
         call_seconds: float,
     ):
-        self._layout = layout
+        self.layout = layout
         self._worker_id = worker_id
-        self._max_gather_rows = max_gather_rows
+        self.max_gather_rows = max_gather_rows
         self._connect = connect
         # Of the sequences that are open.
         self._tables: dict[str, SlabTable] = {}
@@ -95,10 +95,6 @@ class StoreClient:
         return self._attached.epoch
 
     @property
-    def layout(self) -> Layout:
-        return self._layout
-
-    @property
     def tokens_per_slab(self) -> int:
         return self._attached.geometry.tokens_per_slab
 
@@ -115,10 +111,6 @@ class StoreClient:
     def selects_in_store(self) -> bool:
         """Return whether indexes stay in the store, which then selects tokens (`top_k`)."""
         return self._attached.transport.selects_in_store
-
-    @property
-    def max_gather_rows(self) -> int:
-        return self._max_gather_rows
 
     @property
     def arena(self) -> Bytes:
@@ -194,9 +186,9 @@ class StoreClient:
         """Bytes that a sequence of so many tokens, with an index over so many of them for each given, would miss if
         nothing else lay in the arena; 0 where it fits. Makes no call."""
         attached, geometry = self._attached, self._attached.geometry
-        wanted = self._layout.num_layers * geometry.slabs_for(num_tokens)
+        wanted = self.layout.num_layers * geometry.slabs_for(num_tokens)
         for params, count in indexes:
-            wanted += -(-index_bytes(params, self._layout, count) // geometry.slab_bytes)
+            wanted += -(-index_bytes(params, self.layout, count) // geometry.slab_bytes)
         return max(0, wanted - (attached.num_slabs - attached.response_slabs)) * geometry.slab_bytes
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: Bytes) -> None:
@@ -207,13 +199,7 @@ class StoreClient:
         attached = self._attached
         attached.lease.check()
         table = self._table(sequence_id)
-        heads, row_bytes = self._layout.num_kv_heads, self._layout.row_format.row_bytes
-        if rows.ndim != 3 or (rows.shape[0], rows.shape[2]) != (heads, row_bytes):
-            raise InvalidStoreRequest(
-                f"rows are {list(rows.shape)}, they must be [{heads}, num_tokens, {row_bytes}]"
-            )
-        if rows.dtype != np.uint8:
-            raise InvalidStoreRequest(f"rows are {rows.dtype}, they must be uint8")
+        table.check_rows(rows)
         table.check_writable(layer, token_begin, rows.shape[1])
         with attached.noting_loss():
             attached.transport.put(sequence_id, layer, table.table[layer], token_begin, rows)
@@ -235,7 +221,7 @@ class StoreClient:
         InvalidStoreRequest, NotInStore.
         """
         table = self._table(sequence_id)
-        end = self._layout.num_layers if layer_end is None else layer_end
+        end = self.layout.num_layers if layer_end is None else layer_end
         self._attached.ask(
             "Seal",
             sequence_id=sequence_id,
@@ -297,15 +283,11 @@ class StoreClient:
         more than `max_gather_rows` rows, NotInStore.
         """
         attached = self._attached
-        if (num_rows := count_rows(wanted)) > self._max_gather_rows:
-            raise InvalidStoreRequest(
-                f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
-            )
-        slabs = []
-        for item in wanted:
-            table = self._table(item.sequence_id)
-            table.check_readable(layer, item.kv_head, item.positions)
-            slabs.append(table.table[layer])
+        if (num_rows := count_rows(wanted)) > self.max_gather_rows:
+            raise InvalidStoreRequest(f"{num_rows} rows asked for, max_gather_rows is {self.max_gather_rows}")
+        slabs = [
+            self._table(item.sequence_id).readable(layer, item.kv_head, item.positions) for item in wanted
+        ]
         with self._gather_lock, attached.noting_loss():
             rows = attached.transport.gather(layer, wanted, slabs)
             # Without a lease the slabs may have become another's while they were read.

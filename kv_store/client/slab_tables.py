@@ -103,6 +103,16 @@ class SlabTable:
         if not 0 <= layer < self.geometry.layout.num_layers:
             raise InvalidStoreRequest(f"layer {layer} is not from 0 to {self.geometry.layout.num_layers - 1}")
 
+    def check_rows(self, rows: npt.NDArray[Any]) -> None:
+        """Raises InvalidStoreRequest unless they are uint8 [num_kv_heads, num_tokens, row_bytes]."""
+        heads, row_bytes = self.geometry.layout.num_kv_heads, self.geometry.layout.row_format.row_bytes
+        if rows.ndim != 3 or (rows.shape[0], rows.shape[2]) != (heads, row_bytes):
+            raise InvalidStoreRequest(
+                f"rows are {list(rows.shape)}, they must be [{heads}, num_tokens, {row_bytes}]"
+            )
+        if rows.dtype != np.uint8:
+            raise InvalidStoreRequest(f"rows are {rows.dtype}, they must be uint8")
+
     def check_writable(self, layer: int, token_begin: int, num_tokens: int) -> None:
         """Raises InvalidStoreRequest unless the tokens lie in reserved slabs that are not yet immutable."""
         self.check_layer(layer)
@@ -113,17 +123,19 @@ class SlabTable:
                 f"tokens from {self.capacity} on are not reserved"
             )
 
-    def check_readable(self, layer: int, kv_head: int, positions: npt.NDArray[Any]) -> None:
-        """Raises InvalidStoreRequest unless all positions, int64 or uint64, are sealed in the layer."""
+    def readable(self, layer: int, kv_head: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """Return the layer's slabs, to read positions, int64 or uint64, from. Raises InvalidStoreRequest unless all of
+        them are sealed."""
         self.check_layer(layer)
         num_heads = self.geometry.layout.num_kv_heads
         if not 0 <= kv_head < num_heads:
             raise InvalidStoreRequest(f"KV head {kv_head} is not from 0 to {num_heads - 1}")
         if not positions.size:
-            return
+            return self.table[layer]
         lowest, highest, sealed = int(positions.min()), int(positions.max()), int(self.sealed[layer])
         if lowest < 0 or highest >= sealed:
             raise InvalidStoreRequest(
                 f"positions {lowest} to {highest} of layer {layer} are not among the {sealed} sealed tokens of "
                 f"sequence {self.sequence_id!r}"
             )
+        return self.table[layer]
