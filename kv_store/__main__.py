@@ -14,8 +14,8 @@ from typing import TextIO
 from carrel.process.events import ProcessEvents
 from carrel.process.logs import log_to_stderr
 from carrel.process.options import OptionError
+from kv_store.client.errors import StoreError
 from kv_store.config import StoreConfig, parse_config
-from kv_store.errors import KVStoreError
 from kv_store.runtimes import load_runtime
 
 _WATCH_SECONDS = 0.3
@@ -32,7 +32,7 @@ def _stop_on_signals(stop: SimpleQueue[int]) -> None:
 
 
 def _is_told(stop: SimpleQueue[int]) -> bool:
-    """Whether there was a signal, or is one within a moment."""
+    """Return whether a signal came, or comes within a moment."""
     try:
         stop.get(timeout=_WATCH_SECONDS)
     except Empty:
@@ -48,7 +48,7 @@ def _take_stdout() -> TextIO:
 
 
 def run(config: StoreConfig, events: ProcessEvents) -> None:
-    """Serve until a signal or the parent's end. Raises ConfigError at start, KVStoreError when the store dies."""
+    """Serve until a signal or the parent's end. Raises ConfigError at start, StoreError when the store dies."""
     parent = os.getppid()
     runtime_class = load_runtime(config.runtime)
     stop: SimpleQueue[int] = SimpleQueue()
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     except OptionError as error:
         print(f"kv_store: {error}", file=sys.stderr)
         return error.exit_code
-    except KVStoreError as error:
+    except StoreError as error:
         print(f"kv_store: {error}", file=sys.stderr)
         return 1
     return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from carrel.process.logs import log_to_stderr, stderr_of
+from kv_store.client.errors import StoreError
 from kv_store.config import StoreConfig
-from kv_store.errors import KVStoreError
 from kv_store.server import StoreServer
 
 ACTOR_NAME = "kv_store"
@@ -24,17 +24,17 @@ class StoreActor:
         log_to_stderr("kv_store", config.log_level, config.log_format, stream=stream)
         self._stopped = threading.Event()
         self._server: StoreServer | None = None
-        self._failure: KVStoreError | None = None
+        self._failure: StoreError | None = None
         try:
             self._server = StoreServer(config)
-        except KVStoreError as exc:
+        except StoreError as exc:
             # Kept for `ready`: Ray would bury it in a text about a dead actor.
             self._failure = exc
 
     def ready(self) -> int:
         """The port (1 for a Unix socket) once the store serves. Raises the ConfigError that kept it from starting."""
         if self._server is None:
-            raise self._failure or KVStoreError("the store did not start")
+            raise self._failure or StoreError("the store did not start")
         return self._server.port
 
     def wait(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from kv_store.call_meter import CALL_BOUNDS
+from kv_store.calls import CALL_BOUNDS
 from kv_store.client.stats import DiskStats, SequenceStats, StoreStats, StoreTimes
 from kv_store.slabs import distinct
 from kv_store.state import StoreState
@@ -16,8 +16,8 @@ def read_stats(state: StoreState, disk: DiskStats) -> StoreStats:
     index_slabs = [*indexes, *(training.segment for training in state.trainings)]
     leased = distinct(
         [
-            *(sequence.slab_list() for sequence in state.sequences),
-            *(worker.response_slabs for worker in state.workers),
+            *(sequence.table.ravel() for sequence in state.sequences),
+            *(worker.response_slabs for worker in state.workers.values()),
             *(training.source for training in state.trainings),
             *index_slabs,
         ]

@@ -6,10 +6,12 @@ import math
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, replace
 
-from kv_store.client.checksum import checksum
-from kv_store.client.indexes import ALIGNMENT, ArrayRef, IndexParams
-from kv_store.errors import InvalidArgument, NotFound, OutOfSpace, TrainingFailed
-from kv_store.index import ArraySpec, Effort, FitCost, FitOptions, Index, IterationBound, make_index
+from xxhash import xxh3_64_intdigest
+
+from kv_store.client.errors import InvalidStoreRequest, NotInStore
+from kv_store.client.indexes import ArrayRef, ArraySpec, IndexParams
+from kv_store.errors import TrainingFailed, out_of_space
+from kv_store.index import Effort, FitCost, FitOptions, Index, IterationBound, make_index
 from kv_store.sequences import Sequence, StoredIndex
 from kv_store.state import StoreState, Training
 from kv_store.trainers import TrainerPool, TrainOutcome, TrainTask
@@ -20,7 +22,7 @@ _MAX_ITERATIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What to train on: tokens of one layer; `prefill_seconds` 0: unknown."""
+    """A request to train on tokens of one layer; `prefill_seconds` 0: unknown."""
 
     sequence_id: str
     layer: int
@@ -55,14 +57,14 @@ class IndexBuilder:
     def build(self, epoch: int, worker_id: str, request: BuildRequest) -> BuiltIndex:
         """Train an index over sealed tokens and keep it until the sequence is released.
 
-        Raises InvalidArgument, OutOfSpace, TrainingFailed, NotFound when the sequence ended meanwhile.
+        Raises InvalidStoreRequest, StoreFull, TrainingFailed, NotInStore when the sequence ended meanwhile.
         """
         if not 0 <= request.params.max_iterations <= _MAX_ITERATIONS:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"max_iterations is {request.params.max_iterations}, it must be from 0 to {_MAX_ITERATIONS}"
             )
         if not 0.0 <= request.prefill_seconds < math.inf:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"prefill_seconds is {request.prefill_seconds}, it must be finite and not negative"
             )
         index = make_index(request.params)
@@ -92,7 +94,9 @@ class IndexBuilder:
         try:
             outcome = self._train(sequence, task)
             data = state.arena.data
-            arrays = tuple(replace(ref, checksum=checksum(view_bytes(data, ref))) for ref in arrays)
+            arrays = tuple(
+                replace(ref, checksum=xxh3_64_intdigest(view_bytes(data, ref).data)) for ref in arrays
+            )
             with state.lock:
                 self._bound.observe(index.costs_like, _cost(index, task, outcome))
                 state.counters.training_seconds += outcome.seconds
@@ -114,9 +118,9 @@ class IndexBuilder:
         starts, end = [], 0
         for spec in specs:
             starts.append(end)
-            end += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
+            end += spec.aligned_bytes
         if end > self._state.arena.handle.num_bytes:
-            raise OutOfSpace("an index", end - self._state.arena.handle.num_bytes)
+            raise out_of_space("an index", end - self._state.arena.handle.num_bytes)
         segment = self._state.allocate_segment(end, "an index", owner)
         base = segment.start * self._state.slab_bytes
         return segment, tuple(
@@ -162,9 +166,9 @@ class IndexBuilder:
                 sequence.trainings.difference_update(trainings)
 
     def _check_alive(self, sequence: Sequence) -> None:
-        """Raises NotFound once the sequence has ended, also when another has taken its name."""
+        """Raises NotInStore once the sequence has ended, also when another has taken its name."""
         if self._state.sequences.find(sequence.worker_id, sequence.sequence_id) is not sequence:
-            raise NotFound(f"sequence {sequence.sequence_id!r} ended while its index was trained")
+            raise NotInStore(f"sequence {sequence.sequence_id!r} ended while its index was trained")
 
 
 def _cost(index: Index, task: TrainTask, outcome: TrainOutcome) -> FitCost:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from carrel.process.tracing import Tracer
 from kv_store.config import StoreConfig
@@ -66,7 +65,5 @@ class LocalStore:
     def __enter__(self) -> LocalStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -63,7 +63,7 @@ def _machine(proc: Path) -> Iterator[Bound]:
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[Bound]:
-    """Of our control group and those above it: a container's or a service's limit, of version 2 or 1."""
+    """Yield the bounds of our control group and those above it: a container's or service's limit, of version 2 or 1."""
     membership = proc / "self/cgroup"
     for line in membership.read_text().splitlines() if membership.is_file() else ():
         number, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Sealed slabs by what they hold: a chain of hashes, one for each full slab of all layers."""
+"""Sealed slabs by content: a chain of hashes, one for each full slab of all layers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,37 @@ import numpy as np
 import numpy.typing as npt
 
 from carrel.process.histogram import Histogram
-from kv_store.errors import InvalidArgument
-from kv_store.last_uses import LastUses
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.slabs import Among, SlabAllocator, SlabArray
+
+
+class LastUses:
+    """The last use of each of the places 0..num_places-1. Not thread-safe: the store's lock guards it.
+
+    There may be thousands of places, so every call works on whole arrays.
+
+    at: float64 [num_places], by the clock.
+    """
+
+    def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.at = np.zeros(num_places)
+        # Which of all uses was a place's last: several may be at one time.
+        self._turns = np.zeros(num_places, np.int64)
+        self._num_uses = 0
+
+    def renew(self, places: npt.NDArray[np.int64]) -> None:
+        """These are used now, the first of them last."""
+        self._num_uses += places.size
+        self._turns[places[::-1]] = np.arange(self._num_uses - places.size, self._num_uses)
+        self.at[places] = self._clock()
+
+    def oldest(self, among: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+        """Return up to `count` of these places, the least recently used first."""
+        if count < among.size:
+            among = among[np.argpartition(self._turns[among], count)[:count]]
+        return among[np.argsort(self._turns[among])]
+
 
 HASH_BYTES = 32
 # in seconds: from a chat's next turn to a week
@@ -19,19 +47,19 @@ AGE_BOUNDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 6048
 
 
 def check_hashes(hashes: Sequence[bytes]) -> None:
-    """Raises InvalidArgument unless every hash has 32 bytes, and each is there once."""
+    """Raises InvalidStoreRequest unless every hash has 32 bytes, and each is there once."""
     if any(len(value) != HASH_BYTES for value in hashes):
-        raise InvalidArgument(f"a prefix hash must have {HASH_BYTES} bytes")
+        raise InvalidStoreRequest(f"a prefix hash must have {HASH_BYTES} bytes")
     if len(set(hashes)) < len(hashes):
-        raise InvalidArgument("a prefix has a hash twice")
+        raise InvalidStoreRequest("a prefix has a hash twice")
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixAges:
-    """Whether the arena is large enough.
+    """Times in seconds that show whether the arena is large enough.
 
-    reuse_gap: since the last use of what a prompt shares, of the last slabs that it does. evicted_idle,
-    evicted_lifetime: of what was given up for room, since its last use, and since it was listed.
+    reuse_gap: from the previous use of a prefix until a prompt shares it, taken at the last slabs that are shared.
+    evicted_idle, evicted_lifetime: from an evicted entry's last use, and from its listing, until it is evicted.
     """
 
     reuse_gap: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS))
@@ -101,16 +129,10 @@ class PrefixDirectory:
             found.append(entry.slabs)
         return found
 
-    def lookup(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
-        """As `known`, and this is a use of them."""
+    def lookup(self, hashes: Sequence[bytes], is_prompt: bool = False) -> list[npt.NDArray[np.int32]]:
+        """As `known`, and this is a use of them. is_prompt: note how long the last of them was unused."""
         found = self.known(hashes)
-        self.renew(hashes[: len(found)])
-        return found
-
-    def share(self, hashes: Sequence[bytes]) -> list[npt.NDArray[np.int32]]:
-        """As `lookup`, for a prompt."""
-        found = self.known(hashes)
-        if found:
+        if found and is_prompt:
             self.ages.reuse_gap.observe(self._clock() - float(self._uses.at[found[-1][0]]))
         self.renew(hashes[: len(found)])
         return found
@@ -125,7 +147,7 @@ class PrefixDirectory:
         self._uses.renew(np.fromiter((self._entries[each].place for each in hashes), np.int64, len(hashes)))
 
     def are_unused(self, seconds: float, slab_ids: SlabArray) -> npt.NDArray[np.bool_]:
-        """Of these slabs, False for the first ones of entries that were used within this time."""
+        """Return False for each of these slabs that is the first one of an entry used within this time."""
         return ~self._is_place[slab_ids] | (self._uses.at[slab_ids] < self._clock() - seconds)
 
     def num_evictable_slabs(self, waived: npt.NDArray[np.int32], enough: int) -> int:
@@ -184,8 +206,7 @@ class PrefixDirectory:
         num_slabs: int,
         waived: npt.NDArray[np.int32] | None = None,
     ) -> list[_Entry]:
-        """Of the entries at these places, the least recently used ones that nobody else holds, as many as give
-        `num_slabs`."""
+        """Return the least recently used entries at these places that have no other holder, enough for `num_slabs`."""
 
         def num_holders(slab_ids: SlabArray) -> npt.NDArray[np.int32]:
             found = self._allocator.references(slab_ids)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
-from kv_store.gather import CHUNK_BYTES, GatherItem, RowReader
 from kv_store.index import ArenaKeys
+from kv_store.rows import CHUNK_BYTES, GatherItem, RowReader
 from kv_store.sequences import StoredIndex
 from kv_store.state import StoreState
 from kv_store.trainers.task import view_array
@@ -25,7 +25,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TopKItem:
-    """What one sequence selects from, in one layer: the candidates [token_begin, token_end).
+    """A selection of one sequence in one layer, from the candidates [token_begin, token_end).
 
     queries: float32 [num_kv_heads, group_size, head_dim]. resident: a bit for each candidate of each head; None: no
     rows are wanted.
@@ -53,10 +53,10 @@ class Selector:
         """Positions int32 [num_kv_heads, min(k, candidates)] of each item, ascending, then the rows that the worker has
         not, item by item, head by head; in byte strings of about 1 MiB.
 
-        Raises NotFound, InvalidArgument for a token that is not sealed or in no index.
+        Raises NotInStore, InvalidStoreRequest for a token that is not sealed or in no index.
         """
         if not math.isfinite(scale):
-            raise InvalidArgument(f"scale is {scale}, it must be finite")
+            raise InvalidStoreRequest(f"scale is {scale}, it must be finite")
         rows: list[GatherItem] = []
         for item in items:
             positions = self._select(epoch, worker_id, layer, scale, item)
@@ -78,7 +78,9 @@ class Selector:
             queries = _queries(item, geometry.layout)
             indexes = sequence.indexes_over(layer, begin, end)
             if not all(index.kind.is_searchable for index in indexes):
-                raise InvalidArgument("an index of codebooks only has no codes to search: build it with them")
+                raise InvalidStoreRequest(
+                    "an index of codebooks only has no codes to search: build it with them"
+                )
             last, added = indexes[-1], indexes[-1].added
             first = last.known_end >> geometry.token_shift
             # From the first candidate on that no index knows yet.
@@ -125,7 +127,7 @@ class Selector:
                 index.added = known
 
     def _arrays(self, index: StoredIndex, end: int) -> list[npt.NDArray[Any]]:
-        """Of all heads; the second has a row for each token below `end`."""
+        """Return an index's arrays of all heads; the second has a row for each token below `end`."""
         fitted, of_tokens, *others = (view_array(self._state.arena.data, ref) for ref in index.arrays)
         if index.added is not None:
             of_tokens = np.concatenate([of_tokens, index.added], axis=1)
@@ -136,21 +138,21 @@ def _queries(item: TopKItem, layout: Layout) -> npt.NDArray[np.float32]:
     heads, width = layout.num_kv_heads, layout.row_format.head_dim
     group, rest = divmod(len(item.queries), heads * width * 4)
     if rest or not 1 <= group <= _MAX_GROUP:
-        raise InvalidArgument(
+        raise InvalidStoreRequest(
             f"{len(item.queries)} bytes of queries are not float32 [{heads}, group, {width}]"
         )
     queries = np.frombuffer(item.queries, "<f4").reshape(heads, group, width)
     if not np.isfinite(queries).all():
-        raise InvalidArgument("the queries hold a NaN or an infinity")
+        raise InvalidStoreRequest("the queries hold a NaN or an infinity")
     return queries
 
 
 def _missing(item: TopKItem, positions: Positions) -> list[npt.NDArray[np.uint64]]:
-    """Of each head, the positions whose rows the worker does not have."""
+    """Return for each head the positions whose rows the worker does not have."""
     heads, count = positions.shape[0], item.token_end - item.token_begin
     bits = np.frombuffer(item.resident or b"", np.uint8)
     if bits.size != -(-heads * count // 8):
-        raise InvalidArgument(
+        raise InvalidStoreRequest(
             f"{bits.size} bytes of `resident` are not a bit for each of {heads} x {count} tokens"
         )
     resident = np.unpackbits(bits, count=heads * count).reshape(heads, count).astype(bool)

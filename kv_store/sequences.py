@@ -1,33 +1,35 @@
-"""Live sequences: their slab tables, how far each layer is sealed, and their indexes."""
+"""Live sequences with their slab tables and indexes, and live workers with their leases."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest, NotInStore
 from kv_store.client.indexes import ArrayRef
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import InvalidArgument, NotFound
+from kv_store.client.slab_tables import SlabTable
 from kv_store.index import Index
 
 _MAX_ID_CHARACTERS = 256
 
 
 def check_id(name: str, value: str) -> None:
-    """Raises InvalidArgument for an empty or overlong id."""
+    """Raises InvalidStoreRequest for an empty or overlong id."""
     if not value:
-        raise InvalidArgument(f"{name} is empty")
+        raise InvalidStoreRequest(f"{name} is empty")
     check_length(name, value)
 
 
 def check_length(name: str, value: str) -> None:
     if len(value) > _MAX_ID_CHARACTERS:
-        raise InvalidArgument(f"{name} has {len(value)} characters, it may have {_MAX_ID_CHARACTERS}")
+        raise InvalidStoreRequest(f"{name} has {len(value)} characters, it may have {_MAX_ID_CHARACTERS}")
 
 
 @dataclass(slots=True)
@@ -51,32 +53,19 @@ class StoredIndex:
         return self.token_end + (0 if self.added is None else self.added.shape[1])
 
 
-class Sequence:
-    """Slabs of one sequence: `table` int32 [num_layers, slabs_per_layer], `sealed` int64 [num_layers] tokens."""
+class Sequence(SlabTable):
+    """A worker's sequence in the store."""
 
     def __init__(self, worker_id: str, sequence_id: str, geometry: SlabGeometry, owner: str = "") -> None:
+        super().__init__(sequence_id, geometry)
         self.worker_id = worker_id
-        self.sequence_id = sequence_id
-        self.geometry = geometry
         self.owner = owner
-        self.table: npt.NDArray[np.int32] = np.empty((geometry.layout.num_layers, 0), np.int32)
-        self.sealed: npt.NDArray[np.int64] = np.zeros(geometry.layout.num_layers, np.int64)
         self.prefix_hashes: tuple[bytes, ...] = ()
-        self.num_prefix_tokens = 0
         # A slab of it is not what was written there: others must not find what it holds.
         self.is_corrupt = False
         self.indexes: list[StoredIndex] = []
         # Index trainings that have not ended.
         self.trainings: set[Future[Any]] = set()
-
-    @property
-    def slabs_per_layer(self) -> int:
-        return self.table.shape[1]
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the slabs of one layer can hold."""
-        return self.slabs_per_layer * self.geometry.tokens_per_slab
 
     @property
     def num_tokens(self) -> int:
@@ -88,15 +77,11 @@ class Sequence:
         """Bytes of the sealed rows, all layers and heads."""
         return int(self.sealed.sum()) * self.geometry.layout.token_bytes
 
-    def check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.geometry.layout.num_layers:
-            raise InvalidArgument(f"layer {layer} is not from 0 to {self.geometry.layout.num_layers - 1}")
-
     def check_sealed(self, layer: int, token_begin: int, token_end: int) -> None:
-        """Raises InvalidArgument unless the range is not empty and all of it is sealed in `layer`."""
+        """Raises InvalidStoreRequest unless the range is not empty and all of it is sealed in `layer`."""
         self.check_layer(layer)
         if not 0 <= token_begin < token_end <= int(self.sealed[layer]):
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"tokens {token_begin} to {token_end} of layer {layer}: the range must not be empty and must "
                 f"lie within the {int(self.sealed[layer])} sealed tokens of sequence {self.sequence_id!r}"
             )
@@ -104,7 +89,7 @@ class Sequence:
     def indexes_over(self, layer: int, token_begin: int, token_end: int) -> list[StoredIndex]:
         """Indexes of one kind that adjoin each other from `token_begin` on, as far as there are any below `token_end`.
 
-        Of several that begin at the same token the latest is taken. Raises InvalidArgument where none begins.
+        Of several that begin at the same token the latest is taken. Raises InvalidStoreRequest where none begins.
         """
         by_begin = {index.token_begin: index for index in self.indexes if index.layer == layer}
         found: list[StoredIndex] = []
@@ -115,40 +100,19 @@ class Sequence:
             found.append(by_begin[at])
             at = found[-1].token_end
         if not found:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"no index of layer {layer} of sequence {self.sequence_id!r} begins at token {token_begin}: build one"
             )
         return found
-
-    def check_writable(self, layer: int, token_begin: int, num_tokens: int) -> None:
-        """Raises InvalidArgument unless the tokens lie in reserved slabs that are not yet immutable."""
-        self.check_layer(layer)
-        full = self.num_full_slabs(layer) * self.geometry.tokens_per_slab
-        if num_tokens < 1 or not full <= token_begin <= self.capacity - num_tokens:
-            raise InvalidArgument(
-                f"{num_tokens} tokens from {token_begin} in layer {layer}: tokens below {full} are immutable, "
-                f"tokens from {self.capacity} on are not reserved"
-            )
-
-    def num_full_slabs(self, layer: int) -> int:
-        """Slabs of the layer that are wholly sealed."""
-        return int(self.sealed[layer]) // self.geometry.tokens_per_slab
 
     def grow(self, added: npt.NDArray[np.int32]) -> None:
         """Append slabs: int32 [num_layers, added]."""
         self.table = np.concatenate([self.table, added], axis=1)
 
     def cut_to_prefix(self) -> npt.NDArray[np.int32]:
-        """Keep the slabs that it shares since its begin only; returns the others."""
-        num_kept = self.num_prefix_tokens // self.geometry.tokens_per_slab
-        own = self.table[:, num_kept:].ravel()
-        self.table = self.table[:, :num_kept].copy()
-        np.minimum(self.sealed, self.num_prefix_tokens, out=self.sealed)
-        self.prefix_hashes = self.prefix_hashes[:num_kept]
+        own = super().cut_to_prefix()
+        self.prefix_hashes = self.prefix_hashes[: self.slabs_per_layer]
         return own
-
-    def slab_list(self) -> npt.NDArray[np.int32]:
-        return self.table.ravel()
 
 
 class SequenceTable:
@@ -167,10 +131,10 @@ class SequenceTable:
         return self._sequences.get((worker_id, sequence_id))
 
     def get(self, worker_id: str, sequence_id: str) -> Sequence:
-        """Raises NotFound."""
+        """Raises NotInStore."""
         sequence = self.find(worker_id, sequence_id)
         if sequence is None:
-            raise NotFound(f"worker {worker_id!r} holds no sequence {sequence_id!r}")
+            raise NotInStore(f"worker {worker_id!r} holds no sequence {sequence_id!r}")
         return sequence
 
     def add(self, sequence: Sequence) -> None:
@@ -181,3 +145,14 @@ class SequenceTable:
 
     def of_worker(self, worker_id: str) -> list[Sequence]:
         return [sequence for sequence in self if sequence.worker_id == worker_id]
+
+
+@dataclass(slots=True)
+class Worker:
+    """An attached worker and its response segment (`response_slabs` in a row, possibly none)."""
+
+    worker_id: str
+    response_slabs: range
+    expires_at: float
+    # One response segment: two Gathers of one worker take turns.
+    gather_lock: threading.Lock = field(default_factory=threading.Lock)

@@ -18,24 +18,18 @@ from grpc_reflection.v1alpha import reflection
 
 from carrel.process.noted_errors import NotedErrors
 from carrel.process.options import OptionError
-from carrel.process.ready_threads import NoThreads, ReadyThreads, start_thread
+from carrel.process.ready_threads import ReadyThreads, start_thread
 from carrel.process.tracing import Tracer, make_tracer
-from kv_store.arena import Arena
-from kv_store.call_meter import CallMeter, CallWatch
+from kv_store.arena import Arena, HandoffServer, claim_socket_path
 from kv_store.client.rpc import TOKEN_KEY, token_metadata
-from kv_store.client.wire import own_edition
 from kv_store.config import StoreConfig, idle_cores
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.disk.tier import DiskTier
 from kv_store.errors import ConfigError
-from kv_store.gather import RowReader
-from kv_store.handoff import HandoffServer, claim_socket_path
 from kv_store.index import IterationBound
 from kv_store.indexes import IndexBuilder
 from kv_store.memory import check_room
-from kv_store.put_rows import RowWriter
-from kv_store.selection import Selector
-from kv_store.servicer import Endpoint, KVStoreServicer
+from kv_store.servicer import KVStoreServicer
 from kv_store.state import StoreState
 from kv_store.store import Store
 from kv_store.trainers import make_trainers
@@ -63,9 +57,9 @@ class StoreServer:
         """tracer: takes spans of calls, and is the caller's to close; None: as the configuration says. take_folder: the
         disk tier's, of `--kv-store-path`."""
         self.config = config
-        with _telling_of_threads(), contextlib.ExitStack() as stack:
+        with _raising_config_errors(), contextlib.ExitStack() as stack:
             if tracer is None:
-                tracer = _tracer(config)
+                tracer = make_tracer("kv_store", config.otlp_endpoint)
                 stack.callback(tracer.close)
             self._prepare_folders()
             check_room(config.arena_bytes, config.slab_bytes)
@@ -93,17 +87,8 @@ class StoreServer:
             self._start_reaper(stack)
             bound = IterationBound(config.default_iterations, config.num_trainers)
             builder = IndexBuilder(state, trainers, bound, config.max_points_per_centroid)
-            endpoint = Endpoint(
-                arena.handle,
-                config.slab_bytes,
-                os.path.abspath(config.arena_socket) if config.arena_socket else "",
-                config.lease_seconds,
-                own_edition(),
-                config.max_pending_builds,
-            )
-            reader, writer = RowReader(state), RowWriter(state)
-            servicer = KVStoreServicer(endpoint, self.store, reader, writer, builder, Selector(state, reader))
-            self._start_serving(stack, servicer, state.calls, tracer)
+            servicer = KVStoreServicer(config, state, self.store, builder, tracer)
+            self._start_serving(stack, servicer)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -136,16 +121,13 @@ class StoreServer:
         stack.callback(thread.join, 5.0)
         stack.callback(closing.set)
 
-    def _start_serving(
-        self, stack: contextlib.ExitStack, servicer: KVStoreServicer, calls: CallMeter, tracer: Tracer
-    ) -> None:
+    def _start_serving(self, stack: contextlib.ExitStack, servicer: KVStoreServicer) -> None:
         config = self.config
         threads = ReadyThreads(config.num_call_threads + config.max_pending_builds, "call")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        token_checks = [TokenCheck(config.store_token)] if config.store_token else []
         server = grpc.server(
             threads,
-            interceptors=[*token_checks, CallWatch(SERVICE_NAME, calls, tracer)],
+            interceptors=[TokenCheck(config.store_token)] if config.store_token else None,
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", config.max_message_bytes),
@@ -176,16 +158,10 @@ class StoreServer:
 
 
 @contextlib.contextmanager
-def _telling_of_threads() -> Iterator[None]:
+def _raising_config_errors() -> Iterator[None]:
+    """Turn other errors of options, as of threads and tracing, into the store's."""
     try:
         yield
-    except NoThreads as exc:
-        raise ConfigError(str(exc)) from exc
-
-
-def _tracer(config: StoreConfig) -> Tracer:
-    try:
-        return make_tracer("kv_store", config.otlp_endpoint)
     except OptionError as exc:
         raise ConfigError(str(exc)) from exc
 

@@ -3,81 +3,69 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 
 import numpy as np
 
+from carrel.process.tracing import Tracer
 from carrel.process.version import Edition
+from kv_store.calls import WatchedServicer, streaming, unary
 from kv_store.client import wire
-from kv_store.client.handoff import ArenaHandle
-from kv_store.errors import InvalidArgument, Overloaded, VersionMismatch
-from kv_store.gather import GatherItem, RowReader
+from kv_store.client.ends import SequenceEnd
+from kv_store.client.errors import InvalidStoreRequest, StoreFull, VersionMismatch
+from kv_store.client.wire import own_edition
+from kv_store.config import StoreConfig
 from kv_store.indexes import BuildRequest, IndexBuilder
-from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.selection import Selector, TopKItem
-from kv_store.statuses import streaming, unary
+from kv_store.state import StoreState
 from kv_store.store import Store
 from kv_store.v1 import kv_store_pb2 as pb
-from kv_store.v1 import kv_store_pb2_grpc
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """What Attach tells of this store."""
-
-    handle: ArenaHandle
-    slab_bytes: int
-    arena_socket: str
-    lease_seconds: float
-    edition: Edition
-    max_pending_builds: int
-
-
-class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
+class KVStoreServicer(WatchedServicer):
     """`carrel.kv_store.v1.KVStore` over the store's parts."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        store: Store,
-        reader: RowReader,
-        writer: RowWriter,
-        builder: IndexBuilder,
-        selector: Selector,
+        self, config: StoreConfig, state: StoreState, store: Store, builder: IndexBuilder, tracer: Tracer
     ) -> None:
-        self._endpoint = endpoint
+        super().__init__(state.calls, tracer)
+        self._config = config
+        self._handle = state.arena.handle
+        self._edition = own_edition()
         self._store = store
-        self._reader = reader
-        self._writer = writer
+        self._reader = RowReader(state)
+        self._writer = RowWriter(state)
         self._builder = builder
-        self._selector = selector
+        self._selector = Selector(state, self._reader)
         # A build keeps its thread until it is trained: builds must leave threads for everything else.
-        self._build_permits = threading.BoundedSemaphore(endpoint.max_pending_builds)
+        self._build_permits = threading.BoundedSemaphore(config.max_pending_builds)
 
     @unary
     def Hello(self, request: pb.HelloRequest) -> pb.HelloResponse:
         self._check(request.edition)
-        return pb.HelloResponse(edition=wire.edition_to_message(self._endpoint.edition))
+        return pb.HelloResponse(edition=wire.edition_to_message(self._edition))
 
     @unary
     def Attach(self, request: pb.AttachRequest) -> pb.AttachResponse:
         self._check(request.edition)
         layout = wire.layout_from_message(request.layout)
         attachment = self._store.attach(request.worker_id, layout, request.max_gather_rows)
-        endpoint = self._endpoint
+        socket = self._config.arena_socket
         return pb.AttachResponse(
-            region_id=endpoint.handle.region_id,
-            epoch=endpoint.handle.epoch,
-            arena_bytes=endpoint.handle.num_bytes,
-            slab_bytes=endpoint.slab_bytes,
+            region_id=self._handle.region_id,
+            epoch=self._handle.epoch,
+            arena_bytes=self._handle.num_bytes,
+            slab_bytes=self._config.slab_bytes,
             tokens_per_slab=attachment.tokens_per_slab,
-            arena_socket=endpoint.arena_socket,
+            arena_socket=os.path.abspath(socket) if socket else "",
             response_offset=attachment.response_offset,
             response_bytes=attachment.response_bytes,
-            lease_seconds=endpoint.lease_seconds,
-            edition=wire.edition_to_message(endpoint.edition),
+            lease_seconds=self._config.lease_seconds,
+            edition=wire.edition_to_message(self._edition),
         )
 
     @unary
@@ -132,14 +120,14 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
             request.prefill_seconds,
         )
         if not self._build_permits.acquire(blocking=False):
-            raise Overloaded(f"{self._endpoint.max_pending_builds} index builds are pending: try again later")
+            raise StoreFull(f"{self._config.max_pending_builds} index builds are pending: try again later")
         try:
             built = self._builder.build(request.epoch, request.worker_id, build)
         finally:
             self._build_permits.release()
         return pb.BuildIndexResponse(
             kind=wire.KINDS[built.kind],
-            arrays=[wire.array_to_message(ref) for ref in built.arrays],
+            arrays=[pb.ArrayRef(**asdict(ref)) for ref in built.arrays],
             training_seconds=built.training_seconds,
             iterations=built.iterations,
         )
@@ -172,7 +160,7 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
     def PutRows(self, request_iterator: Iterator[pb.PutRowsRequest]) -> pb.PutRowsResponse:
         first = next(request_iterator, None)
         if first is None:
-            raise InvalidArgument("PutRows sent no message")
+            raise InvalidStoreRequest("PutRows sent no message")
         target = PutTarget(first.sequence_id, first.layer, first.token_begin, first.num_tokens)
         pieces = (message.data for message in itertools.chain((first,), request_iterator))
         self._writer.put(first.epoch, first.worker_id, target, pieces)
@@ -180,14 +168,14 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
 
     @unary
     def End(self, request: pb.EndRequest) -> pb.EndResponse:
-        ends = [wire.end_from_message(each) for each in request.ends]
+        ends = [wire.record_of(SequenceEnd, each) for each in request.ends]
         self._store.end(request.epoch, request.worker_id, ends)
         return pb.EndResponse()
 
     @unary
     def ListSessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         sessions = self._store.sessions.list(request.epoch, request.worker_id, request.owner)
-        return pb.ListSessionsResponse(sessions=[wire.session_to_message(session) for session in sessions])
+        return pb.ListSessionsResponse(sessions=[pb.Session(**asdict(session)) for session in sessions])
 
     @unary
     def PinSession(self, request: pb.PinSessionRequest) -> pb.PinSessionResponse:
@@ -207,13 +195,13 @@ class KVStoreServicer(kv_store_pb2_grpc.KVStoreServicer):
         return pb.HeartbeatResponse()
 
     def _check(self, caller: pb.Edition) -> None:
-        edition = wire.edition_from_message(caller)
-        if reason := self._endpoint.edition.refusal("this store", "the caller", edition):
+        edition = wire.record_of(Edition, caller)
+        if reason := self._edition.refusal("this store", "the caller", edition):
             raise VersionMismatch(reason)
 
     @unary
     def Stats(self, request: pb.StatsRequest) -> pb.StatsResponse:
-        return wire.stats_to_message(self._store.stats())
+        return pb.StatsResponse(**asdict(self._store.stats()))
 
 
 def _items(request: pb.GatherRequest) -> list[GatherItem]:

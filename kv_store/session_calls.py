@@ -1,4 +1,4 @@
-"""What workers do with sessions: hold, list, pin and drop them, on the disk too."""
+"""The calls of workers for sessions: hold, list, pin and drop them, on the disk too."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.stats import SessionInfo
 from kv_store.disk.tier import DiskTier
-from kv_store.errors import InvalidArgument
 from kv_store.sequences import Sequence, check_length
 from kv_store.state import StoreState
 
@@ -22,7 +22,7 @@ class SessionCalls:
 
     def hold(self, sequence: Sequence, session_id: str, label: str) -> None:
         """Keep what is listed of the sequence under this name; nothing where it has none, or nothing is listed. The
-        caller holds the store's lock. Raises InvalidArgument."""
+        caller holds the store's lock. Raises InvalidStoreRequest."""
         if not session_id:
             return
         for name, value in (("session_id", session_id), ("session_label", label)):
@@ -52,16 +52,16 @@ class SessionCalls:
 
     def pin(self, epoch: int, worker_id: str, session_id: str, is_pinned: bool, seconds: float = 0.0) -> None:
         """Evict a session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. Raises
-        NotFound, PinLimit, InvalidArgument."""
+        NotInStore, StoreFull, InvalidStoreRequest."""
         if not 0 <= seconds < math.inf:
-            raise InvalidArgument(f"seconds is {seconds}, it must be a number from 0 up")
+            raise InvalidStoreRequest(f"seconds is {seconds}, it must be a number from 0 up")
         with self._state.entered(epoch, worker_id) as state:
             state.sessions.pin(session_id, is_pinned, seconds)
             self._save(session_id)
 
     def drop(self, epoch: int, worker_id: str, session_id: str) -> None:
         """Forget a session. What it held and what follows on that is free at once, but for what another session holds;
-        what a sequence uses is free when that ends. Raises NotFound."""
+        what a sequence uses is free when that ends. Raises NotInStore."""
         with self._state.entered(epoch, worker_id) as state:
             session = state.sessions.drop(session_id)
             dropped = state.prefixes.drop_chain(session.hashes, state.sessions.counts)

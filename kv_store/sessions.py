@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.errors import NotFound, PinLimit
+from kv_store.client.errors import NotInStore, StoreFull
 from kv_store.slabs import Among, SlabAllocator, distinct
 
 MAX_SESSIONS = 4096
@@ -23,8 +23,9 @@ PINNED_SHARE = 0.25
 
 @dataclass(slots=True)
 class Session:
-    """What a name holds: `slabs` int32 [num_slabs], of all layers, listed under `hashes`; none where it holds these on
-    the disk only. Times are Unix times in seconds."""
+    """The prefix that a name holds. Times are Unix times in seconds.
+
+    slabs: int32 [num_slabs], of all layers, listed under `hashes`; empty where the session is on the disk only."""
 
     owner: str
     label: str
@@ -71,7 +72,7 @@ class SessionDirectory:
         return iter(self._sessions.items())
 
     def of(self, owner: str) -> Iterator[tuple[str, Session]]:
-        """Those of an owner by name, the one that was used longest ago first."""
+        """Yield an owner's sessions by name, the least recently used first."""
         return ((name, session) for name, session in self._sessions.items() if session.owner == owner)
 
     def is_pinned(self, session: Session) -> bool:
@@ -115,14 +116,16 @@ class SessionDirectory:
 
     def pin(self, name: str, is_pinned: bool, seconds: float = 0.0) -> None:
         """Evict the session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. Raises
-        NotFound, PinLimit."""
+        NotInStore, StoreFull."""
         session = self._get(name)
         if is_pinned and (excess := self._excess(name, session)):
-            raise PinLimit(excess)
+            raise StoreFull(
+                f"{excess}; unpin or drop another session, or start the store with a larger --arena-bytes"
+            )
         session.pinned_until = (self._clock() + seconds if seconds else math.inf) if is_pinned else 0.0
 
     def drop(self, name: str) -> Session:
-        """Forget a session; what it held is evicted like all else. Raises NotFound."""
+        """Forget a session; what it held is evicted like all else. Raises NotInStore."""
         session = self._get(name)
         del self._sessions[name]
         self._num_of[session.owner] -= 1
@@ -200,8 +203,9 @@ class SessionDirectory:
         self.kept_version += 1
 
     def _cut(self, name: str, num_left: int) -> None:
-        """Of its slabs it keeps those under so many first hashes; or what is on the disk, where that is more. One that
-        has neither is forgotten."""
+        """Keep the slabs under so many first hashes, or only what is on the disk where that is more.
+
+        A session left with neither is forgotten."""
         session = self._sessions[name]
         num_left = 0 if len(session.kept) >= num_left else num_left
         hashes = session.hashes[:num_left] or session.kept
@@ -219,7 +223,7 @@ class SessionDirectory:
 
     def _get(self, name: str) -> Session:
         if (session := self._sessions.get(name)) is None:
-            raise NotFound("there is no such session, or its room was needed")
+            raise NotInStore("there is no such session, or its room was needed")
         return session
 
     def _oldest(self, names: Collection[str]) -> str:

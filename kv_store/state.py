@@ -1,4 +1,4 @@
-"""What the store's parts share: one lock, the arena's bookkeeping, and how room is made."""
+"""The state that the store's parts share: one lock, the arena's bookkeeping, and eviction."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import numpy.typing as npt
 
 from carrel.process.histogram import Histogram
 from kv_store.arena import Arena
-from kv_store.call_meter import CallMeter
+from kv_store.calls import CallMeter
 from kv_store.checksums import SlabChecksums
+from kv_store.client.errors import StaleEpoch
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.counters import Counters
-from kv_store.errors import FailedPrecondition, OutOfSpace
-from kv_store.leases import Worker, WorkerTable
+from kv_store.errors import out_of_space
 from kv_store.prefixes import PrefixDirectory
-from kv_store.sequences import Sequence, SequenceTable
+from kv_store.sequences import Sequence, SequenceTable, Worker
 from kv_store.sessions import SessionDirectory
 from kv_store.slabs import Among, SlabAllocator
 
@@ -37,6 +36,21 @@ class Training:
 
     source: npt.NDArray[np.int32]
     segment: range
+
+
+@dataclass(slots=True)
+class Counters:
+    """Under the store's lock. Names are those of `StoreStats`. prefix_lookup_tokens: of prompts, in whole slabs, that
+    were looked for; prefix_hit_tokens: that were found. evicted_*: given up to make room."""
+
+    training_seconds: float = 0.0
+    num_trainings: int = 0
+    gathered_rows: int = 0
+    prefix_lookup_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    evicted_bytes: int = 0
+    evicted_sessions: int = 0
+    expired_leases: int = 0
 
 
 class StoreState:
@@ -57,7 +71,8 @@ class StoreState:
         self.epoch = arena.handle.epoch
         self.slab_bytes = slab_bytes
         self.allocator = SlabAllocator(arena.handle.num_bytes // slab_bytes)
-        self.workers = WorkerTable(lease_seconds, clock)
+        self.workers: dict[str, Worker] = {}
+        self._lease_seconds = lease_seconds
         self.sequences = SequenceTable()
         self.trainings: list[Training] = []
         self.prefixes = PrefixDirectory(self.allocator, clock)
@@ -74,22 +89,22 @@ class StoreState:
 
     @property
     def geometry(self) -> SlabGeometry:
-        """How slabs are cut. Raises FailedPrecondition before the first Attach."""
+        """How slabs are cut. Raises StaleEpoch before the first Attach."""
         if self._geometry is None:
-            raise FailedPrecondition("no worker has attached yet")
+            raise StaleEpoch("no worker has attached yet")
         return self._geometry
 
     def adopt_layout(self, layout: Layout) -> SlabGeometry:
         """Cut the slabs for this layout; a new one drops what was cached under the old.
 
-        Raises FailedPrecondition while another worker uses a different layout.
+        Raises StaleEpoch while another worker uses a different layout.
         """
         if self._geometry is not None and self._geometry.layout == layout:
             return self._geometry
         geometry = SlabGeometry(layout, self.slab_bytes)
         if self._geometry is not None:
-            if len(self.workers):
-                raise FailedPrecondition(
+            if self.workers:
+                raise StaleEpoch(
                     f"the arena holds {self._geometry.layout}, this worker wants {layout}: "
                     "start a second store for the second model"
                 )
@@ -100,19 +115,26 @@ class StoreState:
 
     @contextlib.contextmanager
     def entered(self, epoch: int, worker_id: str) -> Iterator[StoreState]:
-        """Hold `lock` for a call of this worker. Raises FailedPrecondition."""
+        """Hold `lock` for a call of this worker. Raises StaleEpoch."""
         with self.lock:
             self.enter(epoch, worker_id)
             yield self
 
     def enter(self, epoch: int, worker_id: str) -> Worker:
-        """Renew the worker's lease. Raises FailedPrecondition, also for another start's epoch."""
+        """Renew the worker's lease. Raises StaleEpoch, also for another start's epoch."""
         if epoch != self.epoch:
-            raise FailedPrecondition(f"epoch {epoch} is not this store's: it was restarted, attach again")
-        return self.workers.renew(worker_id)
+            raise StaleEpoch(f"epoch {epoch} is not this store's: it was restarted, attach again")
+        worker, now = self.workers.get(worker_id), self._clock()
+        if worker is None or worker.expires_at < now:
+            raise StaleEpoch(f"worker {worker_id!r} holds no lease: attach again")
+        worker.expires_at = now + self._lease_seconds
+        return worker
+
+    def add_worker(self, worker_id: str, response_slabs: range) -> None:
+        self.workers[worker_id] = Worker(worker_id, response_slabs, self._clock() + self._lease_seconds)
 
     def make_room(self, num_slabs: int, what: str, owner: str) -> None:
-        """Evict until `num_slabs` are free for `owner`. Raises OutOfSpace, without evicting, when that cannot work."""
+        """Evict until `num_slabs` are free for `owner`. Raises StoreFull, without evicting, when that cannot work."""
         self._check_room(num_slabs, what)
         while (missing := num_slabs - self.allocator.num_free) > 0:
             if not self._evict(missing, owner, num_slabs):
@@ -122,10 +144,10 @@ class StoreState:
         if (missing := num_slabs - self.allocator.num_free) > 0:
             missing -= self.prefixes.num_evictable_slabs(self.sessions.counts, missing)
         if missing > 0:
-            raise OutOfSpace(what, missing * self.slab_bytes)
+            raise out_of_space(what, missing * self.slab_bytes)
 
     def allocate_segment(self, num_bytes: int, what: str, owner: str = "") -> range:
-        """Slabs in a row for `num_bytes`. Raises OutOfSpace, without evicting, when no run would be long enough."""
+        """Slabs in a row for `num_bytes`. Raises StoreFull, without evicting, when no run would be long enough."""
         count = -(-num_bytes // self.slab_bytes)
         if count == 0:
             return range(0)
@@ -133,7 +155,7 @@ class StoreState:
             self._check_room(count, what)
             longest = self.allocator.longest_run(self.prefixes.evictable_slabs(self.sessions.counts))
             if longest < count:
-                raise OutOfSpace(f"{what} in one piece", (count - longest) * self.slab_bytes)
+                raise out_of_space(f"{what} in one piece", (count - longest) * self.slab_bytes)
         while slabs is None:
             if not self._evict(max(1, count - self.allocator.num_free), owner, count):
                 raise RuntimeError("what was to be evicted is not there")
@@ -192,7 +214,7 @@ class StoreState:
     def drop_sequence(self, sequence: Sequence) -> None:
         """Give up the sequence's references; its private slabs and its indexes are free at once."""
         self.sequences.remove(sequence)
-        self.allocator.release(sequence.slab_list())
+        self.allocator.release(sequence.table.ravel())
         for index in sequence.indexes:
             self.allocator.release(index.slabs)
         # What a trainer has not begun is given up, and the slabs it would have read; what it has begun ends first.
@@ -204,7 +226,16 @@ class StoreState:
         for sequence in self.sequences.of_worker(worker.worker_id):
             self.drop_sequence(sequence)
         self.allocator.release(worker.response_slabs)
-        self.workers.remove(worker.worker_id)
+        del self.workers[worker.worker_id]
+
+    def drop_expired(self) -> int:
+        """Forget the workers whose leases are over; returns how many."""
+        now = self._clock()
+        expired = [worker for worker in self.workers.values() if worker.expires_at < now]
+        for worker in expired:
+            self.drop_worker(worker)
+        self.counters.expired_leases += len(expired)
+        return len(expired)
 
 
 def _either(first: Among, second: Among) -> Among:

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.ends import SequenceEnd
+from kv_store.client.errors import InvalidStoreRequest, PrefixLoading, StoreFull
 from kv_store.client.layout import Layout
 from kv_store.client.stats import DiskStats, StoreStats
 from kv_store.disk.tier import DiskTier
-from kv_store.errors import InvalidArgument, OutOfSpace, PrefixLoading
 from kv_store.gauges import read_stats
 from kv_store.prefixes import check_hashes
 from kv_store.sequences import Sequence, check_id, check_length
@@ -24,7 +24,7 @@ _MAX_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a worker needs to use the arena; the response segment is `response_bytes` from `response_offset`."""
+    """The geometry of a worker's arena; the response segment is `response_bytes` from `response_offset`."""
 
     tokens_per_slab: int
     response_offset: int
@@ -33,7 +33,7 @@ class Attachment:
 
 def _check_num_tokens(num_tokens: int) -> None:
     if not 0 <= num_tokens <= _MAX_TOKENS:
-        raise InvalidArgument(f"num_tokens is {num_tokens}, it must be from 0 to {_MAX_TOKENS}")
+        raise InvalidStoreRequest(f"num_tokens is {num_tokens}, it must be from 0 to {_MAX_TOKENS}")
 
 
 class Store:
@@ -51,12 +51,12 @@ class Store:
     def attach(self, worker_id: str, layout: Layout, max_gather_rows: int) -> Attachment:
         """Start a worker's life here; what an earlier life of the same id held is dropped.
 
-        Raises FailedPrecondition for a layout that the arena does not hold, OutOfSpace.
+        Raises StaleEpoch for a layout that the arena does not hold, StoreFull.
         """
         check_id("worker_id", worker_id)
         state = self._state
         with state.lock:
-            if (earlier := state.workers.find(worker_id)) is not None:
+            if (earlier := state.workers.get(worker_id)) is not None:
                 state.drop_worker(earlier)
             self.reap()
             geometry = state.adopt_layout(layout)
@@ -64,7 +64,7 @@ class Store:
                 self._tier.adopt()
             response_bytes = max_gather_rows * layout.row_format.row_bytes
             slabs = state.allocate_segment(response_bytes, f"{max_gather_rows} rows of response")
-            state.workers.add(worker_id, slabs)
+            state.add_worker(worker_id, slabs)
             return Attachment(geometry.tokens_per_slab, slabs.start * state.slab_bytes, response_bytes)
 
     def begin(
@@ -82,8 +82,8 @@ class Store:
 
         takes_less: where room is missing it has the known prefix only; where none is known it is not started. owner:
         whose what it holds is, what others find of it, and its session (see `Owners`). Returns the number of shared
-        tokens and the table int32 [num_layers, slabs_per_layer]. Raises OutOfSpace, InvalidArgument, and PrefixLoading,
-        having begun nothing, while more of the prefix comes from the disk.
+        tokens and the table int32 [num_layers, slabs_per_layer]. Raises StoreFull and InvalidStoreRequest, and
+        PrefixLoading, having begun nothing, while more of the prefix comes from the disk.
         """
         check_id("sequence_id", sequence_id)
         check_length("owner", owner)
@@ -96,7 +96,7 @@ class Store:
             sequence = known or self._start(worker_id, sequence_id, prefix_hashes, owner)
             try:
                 self._grow(sequence, num_tokens)
-            except OutOfSpace:
+            except StoreFull:
                 if known is None and not (takes_less and sequence.num_prefix_tokens):
                     state.drop_sequence(sequence)
                 if not takes_less:
@@ -110,7 +110,7 @@ class Store:
     def reserve(self, epoch: int, worker_id: str, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
         """Slabs of every layer for `num_tokens` tokens in all: int32 [num_layers, slabs_per_layer].
 
-        All or nothing. Raises OutOfSpace, NotFound, InvalidArgument.
+        All or nothing. Raises StoreFull, NotInStore, InvalidStoreRequest.
         """
         _check_num_tokens(num_tokens)
         with self._state.entered(epoch, worker_id) as state:
@@ -134,7 +134,7 @@ class Store:
 
         With `prefix_hashes`, slabs full in every layer are listed for reuse; with `session_id` those are kept under
         this name after the sequence's end, to be listed for its owner by this label. Sealing less than before is
-        harmless. Raises NotFound, InvalidArgument.
+        harmless. Raises NotInStore, InvalidStoreRequest.
         """
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
@@ -143,7 +143,7 @@ class Store:
 
     def verify(self, epoch: int, worker_id: str, sequence_id: str) -> int:
         """Compare what a sequence shares since its begin with the checksums that were taken when it was listed. Returns
-        how many slabs differ: nobody finds those any more. Waits for idle cores. Raises NotFound."""
+        how many slabs differ: nobody finds those any more. Waits for idle cores. Raises NotInStore."""
         with self._state.entered(epoch, worker_id) as state:
             sequence = state.sequences.get(worker_id, sequence_id)
             num_shared = state.geometry.slabs_for(sequence.num_prefix_tokens)
@@ -169,8 +169,8 @@ class Store:
     def end(self, epoch: int, worker_id: str, ends: Items[SequenceEnd]) -> None:
         """End sequences in this order; ending an unknown one is harmless, so a retry is safe.
 
-        Raises the first error once all are ended: InvalidArgument of what cannot be sealed, or of one that would keep
-        its prefix and has indexes, which alone does not end.
+        Raises the first error once all are ended: InvalidStoreRequest for tokens that cannot be sealed, or for a
+        sequence that would keep its prefix and has indexes, which alone does not end.
         """
         refused: list[Exception] = []
         with self._state.entered(epoch, worker_id) as state:
@@ -190,7 +190,7 @@ class Store:
                     state.drop_sequence(sequence)
                 elif sequence.indexes or sequence.trainings:
                     refused.append(
-                        InvalidArgument(
+                        InvalidStoreRequest(
                             f"sequence {each.sequence_id!r} has indexes over the slabs that it would give up"
                         )
                     )
@@ -206,13 +206,8 @@ class Store:
 
     def reap(self) -> int:
         """Release what workers held that were silent too long; returns how many workers."""
-        state = self._state
-        with state.lock:
-            expired = state.workers.expired()
-            for worker in expired:
-                state.drop_worker(worker)
-            state.counters.expired_leases += len(expired)
-            return len(expired)
+        with self._state.lock:
+            return self._state.drop_expired()
 
     def stats(self) -> StoreStats:
         """Gauges of now and counters since the start."""
@@ -226,7 +221,7 @@ class Store:
         state.sequences.add(sequence)
         per_slab, counters = sequence.geometry.tokens_per_slab, state.counters
         counters.prefix_lookup_tokens += len(prefix_hashes) * per_slab
-        if found := state.prefixes.share(prefix_hashes):
+        if found := state.prefixes.lookup(prefix_hashes, is_prompt=True):
             table = np.stack(found, axis=1)
             state.allocator.retain(table.ravel())
             sequence.grow(table)
@@ -239,7 +234,7 @@ class Store:
         return sequence
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:
-        """All or nothing. Raises OutOfSpace."""
+        """All or nothing. Raises StoreFull."""
         state = self._state
         added = state.geometry.slabs_for(num_tokens) - sequence.slabs_per_layer
         if added <= 0:
@@ -260,15 +255,17 @@ class Store:
         check_hashes(prefix_hashes)
         num_layers = self._state.geometry.layout.num_layers
         if not 0 <= layer_begin < layer_end <= num_layers:
-            raise InvalidArgument(f"layers {layer_begin} to {layer_end} are not within 0 to {num_layers}")
+            raise InvalidStoreRequest(f"layers {layer_begin} to {layer_end} are not within 0 to {num_layers}")
         if not 0 <= num_tokens <= sequence.capacity:
-            raise InvalidArgument(f"{num_tokens} tokens cannot be sealed: {sequence.capacity} are reserved")
+            raise InvalidStoreRequest(
+                f"{num_tokens} tokens cannot be sealed: {sequence.capacity} are reserved"
+            )
         known = sequence.prefix_hashes
         common = min(len(known), len(prefix_hashes))
         if tuple(prefix_hashes[:common]) != known[:common]:
-            raise InvalidArgument("the prefix hashes differ from those of an earlier call")
+            raise InvalidStoreRequest("the prefix hashes differ from those of an earlier call")
         if len(prefix_hashes) > sequence.slabs_per_layer:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"{len(prefix_hashes)} prefix hashes for {sequence.slabs_per_layer} slabs of a layer"
             )
         sealed = sequence.sealed[layer_begin:layer_end]

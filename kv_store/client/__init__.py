@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kv_store.client.channel import open_channel
 from kv_store.client.client import StoreClient
 from kv_store.client.errors import (
     CorruptRows,
@@ -30,8 +29,8 @@ from kv_store.client.indexes import (
 )
 from kv_store.client.layout import Layout
 from kv_store.client.row_format import RowFormat
-from kv_store.client.rows import Begun, RowsWanted, TopKWanted
-from kv_store.client.rpc import check_edition
+from kv_store.client.rpc import check_edition, open_channel
+from kv_store.client.slab_tables import Begun, RowsWanted, TopKWanted
 from kv_store.client.stats import CallStats, SequenceStats, SessionInfo, StoreStats
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a worker uses of the store: sequences, rows, indexes."""
+"""The client that a worker uses: sequences, rows, indexes and sessions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import numpy.typing as npt
 from kv_store.client import wire
 from kv_store.client.attachment import Attachment, attach
 from kv_store.client.ends import SequenceEnd
-from kv_store.client.errors import InvalidStoreRequest, StoreError, StoreSilent
-from kv_store.client.indexes import IndexParams, IndexSegment
+from kv_store.client.errors import InvalidStoreRequest, NotInStore, StoreError, StoreSilent
+from kv_store.client.indexes import IndexParams, IndexSegment, index_bytes
 from kv_store.client.layout import Layout
 from kv_store.client.proofs import Proofs
-from kv_store.client.rows import Begun, RowsWanted, TopKWanted, count_rows
-from kv_store.client.rpc import TraceOf, no_trace
+from kv_store.client.rpc import StoreRpc, TraceOf, no_trace
 from kv_store.client.selection import top_k
-from kv_store.client.slab_tables import SlabTables
+from kv_store.client.slab_tables import Begun, RowsWanted, SlabTable, TopKWanted, count_rows
 from kv_store.client.stats import SessionInfo, StoreStats
 from kv_store.client.transports import transport_class
 from kv_store.v1 import kv_store_pb2 as pb
@@ -48,11 +47,12 @@ class StoreClient:
         timeout_seconds: float,
         call_seconds: float,
     ):
-        self._layout = layout
+        self.layout = layout
         self._worker_id = worker_id
-        self._max_gather_rows = max_gather_rows
+        self.max_gather_rows = max_gather_rows
         self._connect = connect
-        self._tables = SlabTables(layout)
+        # Of the sequences that are open.
+        self._tables: dict[str, SlabTable] = {}
         self._gather_lock = threading.Lock()
         self._call_seconds = call_seconds
         self._proofs = Proofs()
@@ -82,10 +82,10 @@ class StoreClient:
         HandoffRefused, TokenRefused.
         """
         kind, call_seconds = transport_class(transport), call_seconds or timeout_seconds
-        own = (token, interceptors, root, trace_of)
 
         def connect(seconds: float) -> Attachment:
-            return attach(target, layout, worker_id, kind, max_gather_rows, seconds, call_seconds, *own)
+            rpc = StoreRpc(target, call_seconds, token, interceptors, root, trace_of)
+            return attach(rpc, layout, worker_id, kind, max_gather_rows, seconds)
 
         return cls(layout, worker_id, max_gather_rows, connect, timeout_seconds, call_seconds)
 
@@ -93,10 +93,6 @@ class StoreClient:
     def epoch(self) -> int:
         """The store's start that this client is attached to."""
         return self._attached.epoch
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
 
     @property
     def tokens_per_slab(self) -> int:
@@ -113,12 +109,8 @@ class StoreClient:
 
     @property
     def selects_in_store(self) -> bool:
-        """Whether indexes stay in the store, which this worker then asks for the best (`top_k`)."""
+        """Return whether indexes stay in the store, which then selects tokens (`top_k`)."""
         return self._attached.transport.selects_in_store
-
-    @property
-    def max_gather_rows(self) -> int:
-        return self._max_gather_rows
 
     @property
     def arena(self) -> Bytes:
@@ -158,15 +150,17 @@ class StoreClient:
             # It may have begun there all the same.
             attached.ends.put(SequenceEnd(sequence_id))
             raise
-        table = self._tables.begin(sequence_id, reply.num_shared_tokens)
+        table = self._tables.setdefault(
+            sequence_id, SlabTable(sequence_id, attached.geometry, reply.num_shared_tokens)
+        )
         try:
-            table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry, attached.num_slabs)
+            table.adopt(reply.slab_table, reply.slabs_per_layer, attached.num_slabs)
         except StoreError:
             self.end(sequence_id)
             raise
         if takes_less and num_tokens and not reply.slabs_per_layer:
             # Not begun, so nobody ends it.
-            self._tables.forget(sequence_id)
+            self._tables.pop(sequence_id, None)
         return Begun(reply.num_shared_tokens, table.table)
 
     def reserve(self, sequence_id: str, num_tokens: int) -> npt.NDArray[np.int32]:
@@ -175,18 +169,27 @@ class StoreClient:
         All or nothing. Raises StoreFull, which names the missing bytes, NotInStore, InvalidStoreRequest.
         """
         attached = self._attached
-        table = self._tables.get(sequence_id)
+        table = self._table(sequence_id)
         reply = attached.ends.with_all_room(
             lambda: attached.ask("Reserve", sequence_id=sequence_id, num_tokens=num_tokens)
         )
-        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.geometry, attached.num_slabs)
+        table.adopt(reply.slab_table, reply.slabs_per_layer, attached.num_slabs)
         return table.table
+
+    def _table(self, sequence_id: str) -> SlabTable:
+        """Raises NotInStore."""
+        if (table := self._tables.get(sequence_id)) is None:
+            raise NotInStore(f"sequence {sequence_id!r} is not open in this client")
+        return table
 
     def missing_alone(self, num_tokens: int, indexes: Sequence[tuple[IndexParams, int]] = ()) -> int:
         """Bytes that a sequence of so many tokens, with an index over so many of them for each given, would miss if
         nothing else lay in the arena; 0 where it fits. Makes no call."""
-        sizes = [params.num_bytes(self._layout, count) for params, count in indexes]
-        return self._attached.missing_alone(num_tokens, sizes)
+        attached, geometry = self._attached, self._attached.geometry
+        wanted = self.layout.num_layers * geometry.slabs_for(num_tokens)
+        for params, count in indexes:
+            wanted += -(-index_bytes(params, self.layout, count) // geometry.slab_bytes)
+        return max(0, wanted - (attached.num_slabs - attached.response_slabs)) * geometry.slab_bytes
 
     def put(self, sequence_id: str, layer: int, token_begin: int, rows: Bytes) -> None:
         """Write rows uint8 [num_kv_heads, num_tokens, row_bytes] (any strides); invisible until sealed.
@@ -195,8 +198,9 @@ class StoreClient:
         """
         attached = self._attached
         attached.lease.check()
-        table = self._tables.get(sequence_id)
-        table.check_put(layer, token_begin, rows, attached.geometry)
+        table = self._table(sequence_id)
+        table.check_rows(rows)
+        table.check_writable(layer, token_begin, rows.shape[1])
         with attached.noting_loss():
             attached.transport.put(sequence_id, layer, table.table[layer], token_begin, rows)
 
@@ -216,8 +220,8 @@ class StoreClient:
         `session_id`: a name under which they are kept longest; `list_sessions` finds it by the sequence's owner. Raises
         InvalidStoreRequest, NotInStore.
         """
-        table = self._tables.get(sequence_id)
-        end = self._layout.num_layers if layer_end is None else layer_end
+        table = self._table(sequence_id)
+        end = self.layout.num_layers if layer_end is None else layer_end
         self._attached.ask(
             "Seal",
             sequence_id=sequence_id,
@@ -228,8 +232,8 @@ class StoreClient:
             session_id=session_id,
             session_label=session_label,
         )
-        for layer in range(layer_begin, end):
-            table.sealed[layer] = max(table.sealed[layer], num_tokens)
+        sealed = table.sealed[layer_begin:end]
+        np.maximum(sealed, num_tokens, out=sealed)
 
     def build_index(
         self,
@@ -264,7 +268,7 @@ class StoreClient:
         """Have the store's idle cores compare what a sequence shares since its begin with its checksums, in the
         background: how many slabs are corrupt. Nobody finds those any more; end the sequence. Raises NotInStore; the
         future raises StoreError."""
-        num_tokens = self._tables.get(sequence_id).num_prefix_tokens
+        num_tokens = self._table(sequence_id).num_prefix_tokens
         return self._proofs.verify(self._attached, sequence_id, num_tokens)
 
     @property
@@ -279,11 +283,11 @@ class StoreClient:
         more than `max_gather_rows` rows, NotInStore.
         """
         attached = self._attached
-        if (num_rows := count_rows(wanted)) > self._max_gather_rows:
-            raise InvalidStoreRequest(
-                f"{num_rows} rows asked for, max_gather_rows is {self._max_gather_rows}"
-            )
-        slabs = [self._tables.get(item.sequence_id).readable(layer, item) for item in wanted]
+        if (num_rows := count_rows(wanted)) > self.max_gather_rows:
+            raise InvalidStoreRequest(f"{num_rows} rows asked for, max_gather_rows is {self.max_gather_rows}")
+        slabs = [
+            self._table(item.sequence_id).readable(layer, item.kv_head, item.positions) for item in wanted
+        ]
         with self._gather_lock, attached.noting_loss():
             rows = attached.transport.gather(layer, wanted, slabs)
             # Without a lease the slabs may have become another's while they were read.
@@ -312,7 +316,7 @@ class StoreClient:
 
         num_tokens: that are sealed before in all layers, as `seal` does; 0: none.
         """
-        self._tables.forget(sequence_id)
+        self._tables.pop(sequence_id, None)
         hashes = tuple(prefix_hashes)
         self._attached.ends.put(SequenceEnd(sequence_id, num_tokens, hashes, session_id, session_label))
 
@@ -320,14 +324,14 @@ class StoreClient:
         """Give up the slabs that a sequence does not share; it goes on reading what `begin` let it share. Raises
         NotInStore, InvalidStoreRequest where it has indexes."""
         attached = self._attached
-        self._tables.get(sequence_id).cut_to_prefix(attached.geometry)
+        self._table(sequence_id).cut_to_prefix()
         attached.tell_ended([SequenceEnd(sequence_id, keeps_prefix=True)])
 
     def list_sessions(self, owner: str) -> tuple[SessionInfo, ...]:
         """An owner's sessions, the one that was used longest ago first. As before a change of one, what has ended is
         told before."""
         reply = self._ask_settled("ListSessions", owner=owner)
-        return tuple(wire.session_from_message(session) for session in reply.sessions)
+        return tuple(wire.record_of(SessionInfo, session) for session in reply.sessions)
 
     def pin_session(self, session_id: str, is_pinned: bool, seconds: float = 0.0) -> None:
         """Let a session be evicted after all that are not pinned, for so long, 0: until it is unpinned; or no longer.
@@ -349,11 +353,11 @@ class StoreClient:
         with contextlib.suppress(StoreError):
             self._attached.ends.settle()
         rpc = self._attached.rpc
-        return wire.stats_from_message(rpc.call(rpc.stub.Stats, pb.StatsRequest()))
+        return wire.record_of(StoreStats, rpc.call(rpc.stub.Stats, pb.StatsRequest()))
 
     @property
     def is_answering(self) -> bool:
-        """Whether a store was there when last asked, by the heartbeat or otherwise; it may be another start."""
+        """Return whether a store answered the last call or heartbeat. It may have been restarted since."""
         return self._attached.lease.is_answered
 
     @property

@@ -1,4 +1,4 @@
-"""Sequences that ended: the store is told beside whoever ended them."""
+"""Ended sequences, reported to the store in the background."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import TypeVar
 
+from carrel.process import ready_threads
 from carrel.process.noted_errors import NotedErrors
 from kv_store.client.errors import StaleEpoch, StoreError, StoreFull, StoreSilent, StoreUnreachable
-from kv_store.client.threads import start_thread
+
+
+def start_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    """A daemon that does the work. Raises StoreUnreachable where the system starts no more threads."""
+    try:
+        return ready_threads.start_thread(work, name)
+    except ready_threads.NoThreads as error:
+        raise StoreUnreachable(f"the KV store's client has no thread {name}: {error.__cause__}") from error
+
 
 # Between two tries.
 _RETRY_SECONDS = 0.05

@@ -1,18 +1,4 @@
-"""Every error that the client raises on purpose.
-
-StoreError
-├── VersionMismatch       store and client are not of one edition
-├── TokenRefused          the store asks for another token
-├── StoreUnreachable      no answer within the deadline, or the connection is gone
-│   └── StoreSilent       no answer within the deadline: the call may be repeated
-├── StaleEpoch            the store restarted, or dropped this worker's lease: what it held is lost
-├── PrefixLoading         more of a prefix will be in the arena soon: ask again
-├── StoreFull             no room; the text names the missing bytes
-├── InvalidStoreRequest   an argument that is out of range, or a layout that the store does not hold
-├── NotInStore            an unknown sequence or index
-├── CorruptRows           the arena does not hold what was written there
-└── HandoffRefused        what came over the arena socket is not the arena that was promised
-"""
+"""Errors that the client and the store raise on purpose. The store ends calls with the statuses of `rpc.ERRORS`."""
 
 from __future__ import annotations
 
@@ -46,12 +32,12 @@ class StoreSilent(StoreUnreachable):
 
 
 class StaleEpoch(StoreError):
-    """What this client knows belongs to a store or a lease that has ended; `reattach()` starts over."""
+    """The client's state belongs to a store or a lease that has ended; `reattach()` starts over."""
 
 
 class PrefixLoading(StoreError):
-    """What the store knows of a prefix comes from its disk: nothing was begun, and the same call finds it in the arena
-    soon, or what there is after some seconds."""
+    """The store is loading a known prefix from its disk. Nothing was begun: repeat the call. After some seconds the
+    call begins with what is there."""
 
 
 class StoreFull(StoreError):

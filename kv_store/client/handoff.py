@@ -24,7 +24,7 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class ArenaHandle:
-    """What names an arena: `region_id` (16 bytes) and `epoch` are new at every start of the store."""
+    """The identity of an arena: `region_id` (16 bytes) and `epoch` are new at every start of the store."""
 
     region_id: bytes
     epoch: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
 from kv_store.client.layout import Layout
@@ -15,6 +17,23 @@ KMEANS_METRICS = ("cosine", "l2", "ip")
 # Of the arrays of an index, within its segment.
 ALIGNMENT = 256
 MAX_SINKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Name, dtype and shape of one array of an index; the first axis is the KV head."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def aligned_bytes(self) -> int:
+        return -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +52,16 @@ class PQParams:
     metric: str = "l2"
     codebooks_only: bool = False
 
-    def num_bytes(self, layout: Layout, num_tokens: int) -> int:
-        """What one layer's index over so many tokens takes in the arena."""
-        width = layout.row_format.head_dim // self.num_subvectors + (self.metric == "ip")
-        books = layout.num_kv_heads * self.num_subvectors * 2**self.num_bits * width * 4
-        codes = 0 if self.codebooks_only else layout.num_kv_heads * num_tokens * self.num_subvectors
-        norms = layout.num_kv_heads * self.num_subvectors * 4 if self.metric == "ip" else 0
-        return _aligned(books) + _aligned(codes) + _aligned(norms)
+    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
+        """Return the arrays of one layer's index over so many tokens."""
+        heads, parts, is_ip = layout.num_kv_heads, self.num_subvectors, self.metric == "ip"
+        width = layout.row_format.head_dim // parts + is_ip
+        specs = [ArraySpec("codebooks", "float32", (heads, parts, 2**self.num_bits, width))]
+        if not self.codebooks_only:
+            specs.append(ArraySpec("codes", "uint8", (heads, num_tokens, parts)))
+        if is_ip:
+            specs.append(ArraySpec("max_square_norms", "float32", (heads, parts)))
+        return tuple(specs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +73,13 @@ class KMeansParams:
     metric: str = "cosine"
     max_iterations: int = 0
 
-    def num_bytes(self, layout: Layout, num_tokens: int) -> int:
-        """What one layer's index over so many tokens takes in the arena."""
-        centroids = layout.num_kv_heads * self.num_clusters * layout.row_format.head_dim * 4
-        return _aligned(centroids) + _aligned(layout.num_kv_heads * num_tokens * 4)
+    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
+        """Return the arrays of one layer's index over so many tokens."""
+        heads, width = layout.num_kv_heads, layout.row_format.head_dim
+        return (
+            ArraySpec("centroids", "float32", (heads, self.num_clusters, width)),
+            ArraySpec("labels", "int32", (heads, num_tokens)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +89,24 @@ class BitParams:
 
     num_sinks: int = 0
 
-    @property
-    def max_iterations(self) -> int:
-        """None are made."""
-        return 0
+    # None are made.
+    max_iterations: ClassVar[int] = 0
 
-    def num_bytes(self, layout: Layout, num_tokens: int) -> int:
-        """What one layer's index over so many tokens takes in the arena."""
+    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
+        """Return the arrays of one layer's index over so many tokens."""
         heads, width = layout.num_kv_heads, layout.row_format.head_dim
-        anchors = heads * (1 + self.num_sinks) * width * 4
-        return _aligned(anchors) + _aligned(heads * (num_tokens - self.num_sinks) * (-(-width // 4) + 2))
+        return (
+            ArraySpec("anchors", "float32", (heads, 1 + self.num_sinks, width)),
+            ArraySpec("codes", "uint8", (heads, num_tokens - self.num_sinks, -(-width // 4) + 2)),
+        )
 
 
 IndexParams = PQParams | KMeansParams | BitParams
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+def index_bytes(params: IndexParams, layout: Layout, num_tokens: int) -> int:
+    """Return the bytes that one layer's index over so many tokens takes in the arena."""
+    return sum(spec.aligned_bytes for spec in params.specs(layout, num_tokens))
 
 
 def check_metric(metric: str, known: Sequence[str]) -> None:

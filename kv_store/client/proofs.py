@@ -1,4 +1,4 @@
-"""What came of comparing checksums: shared slabs, which the store compares, and indexes, which are compared here."""
+"""Checks of checksums: the store compares those of shared slabs, the client those of indexes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from carrel.process.trace_context import TRACEPARENT, TraceContext
 from carrel.process.trailing import trailing_of
 from carrel.process.version import Edition
 from kv_store.client import wire
-from kv_store.client.channel import open_channel
 from kv_store.client.errors import (
     InvalidStoreRequest,
     NotInStore,
@@ -28,6 +27,17 @@ from kv_store.client.errors import (
 )
 from kv_store.v1 import kv_store_pb2 as pb
 from kv_store.v1 import kv_store_pb2_grpc
+
+Options = Sequence[tuple[str, int]]
+
+
+def open_channel(target: str, options: Options, root: bytes = b"") -> grpc.Channel:
+    """A channel to `target`. root: PEM certificates by which the store's is known, which must be for the host's name;
+    empty: without TLS."""
+    if not root:
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(root), options=options)
+
 
 Reply = TypeVar("Reply")
 
@@ -52,7 +62,8 @@ _OPTIONS = (
     # Two clients of one process must not share a connection's fate.
     ("grpc.use_local_subchannel_pool", 1),
 )
-_ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
+# Also the statuses by which the store ends calls.
+ERRORS: dict[grpc.StatusCode, type[StoreError]] = {
     grpc.StatusCode.UNAVAILABLE: StoreUnreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: StoreSilent,
     grpc.StatusCode.CANCELLED: StoreUnreachable,
@@ -84,7 +95,7 @@ def translated(target: str) -> Iterator[None]:
         status, details = exc.code(), exc.details()
         if status is grpc.StatusCode.UNIMPLEMENTED and details == _UNKNOWN_METHOD:
             details = refusal(Edition("", ""))
-        kind, text = _ERRORS.get(status, StoreError), details or status.name
+        kind, text = ERRORS.get(status, StoreError), details or status.name
         if kind is StoreFull:
             raise StoreFull(text, target, int(trailing_of(exc).get(MISSING_BYTES_KEY, 0))) from exc
         raise kind(text, target) from exc
@@ -94,7 +105,7 @@ def translated(target: str) -> Iterator[None]:
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """What a call says of itself to a store that asks for a token; nothing without one."""
+    """Return the metadata that shows the token to the store; none without a token."""
     return ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
 
 
@@ -119,7 +130,7 @@ class StoreRpc:
         self.target = target
         self._metadata = token_metadata(token)
         self._trace_of = trace_of
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._is_silent = False
         self._answered_at = time.monotonic()
         self._channel = open_channel(target, _OPTIONS, root)
@@ -131,16 +142,9 @@ class StoreRpc:
         """Since the last beat that was answered, while the store is silent; else 0."""
         return time.monotonic() - self._answered_at if self._is_silent else 0.0
 
-    def hello(self) -> None:
-        """Compare editions with the store. Raises VersionMismatch."""
-        reply = self.call(
-            self.stub.Hello, pb.HelloRequest(edition=wire.edition_to_message(wire.own_edition()))
-        )
-        self.check(reply.edition)
-
     def check(self, edition: pb.Edition) -> None:
         """Raises VersionMismatch for another edition than ours."""
-        if reason := refusal(wire.edition_from_message(edition)):
+        if reason := refusal(wire.record_of(Edition, edition)):
             raise VersionMismatch(reason, self.target)
 
     def attach(self, request: pb.AttachRequest, timeout_seconds: float) -> pb.AttachResponse:
@@ -173,7 +177,7 @@ class StoreRpc:
         """Ask whether the store is there, whatever was known of it."""
         try:
             with translated(self.target):
-                self.stub.Heartbeat(request, timeout=self._timeout_seconds, metadata=self._metadata)
+                self.stub.Heartbeat(request, timeout=self.timeout_seconds, metadata=self._metadata)
         except StoreSilent:
             self._is_silent = True
             raise
@@ -202,7 +206,7 @@ class StoreRpc:
         return self._metadata if trace is None else (*self._metadata, (TRACEPARENT, str(trace)))
 
     def _deadline(self, num_bytes: int) -> float:
-        return self._timeout_seconds + num_bytes / LEAST_BYTES_PER_SECOND
+        return self.timeout_seconds + num_bytes / LEAST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
@@ -223,6 +227,7 @@ def check_edition(target: str, timeout_seconds: float, token: str = "", root: by
     """Ask the store at `target` what it is. Raises VersionMismatch, StoreUnreachable, TokenRefused."""
     rpc = StoreRpc(target, timeout_seconds, token, root=root)
     try:
-        rpc.hello()
+        own = wire.edition_to_message(wire.own_edition())
+        rpc.check(rpc.call(rpc.stub.Hello, pb.HelloRequest(edition=own)).edition)
     finally:
         rpc.close()

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kv_store.client.attachment import Attachment
 from kv_store.client.errors import StoreError, refusing_odd_fields
-from kv_store.client.rows import TopKWanted
 from kv_store.client.rpc import MAX_MESSAGE_BYTES
+from kv_store.client.slab_tables import TopKWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
 Positions = npt.NDArray[np.int64]

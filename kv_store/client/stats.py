@@ -1,4 +1,4 @@
-"""What a store tells of itself: its figures, and an owner's sessions."""
+"""The figures of a store, and the sessions of an owner."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ class CallStats:
 
 @dataclass(slots=True)
 class DiskStats:
-    """Of the disk tier: bytes of slabs there now, and since the start bytes written and read, prefixes and sessions
-    that were left out, errors of the disk, and files that were not what was written; tokens of prompts that were not in
-    the arena, and those of them that came from the disk."""
+    """Figures of the disk tier, since the start but for num_bytes.
+
+    num_bytes: bytes of slabs on the disk now. num_skipped: prefixes and sessions that were not written.
+    num_errors: errors of the disk. num_corrupt: files with a wrong checksum. lookup_tokens: tokens of prompts that were
+    not in the arena. hit_tokens: those of them that came from the disk."""
 
     num_bytes: int = 0
     written_bytes: int = 0
@@ -96,7 +98,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What a session holds: whole slabs. Times are Unix times in seconds; pinned_until 0: until it is unpinned."""
+    """A session, which holds whole slabs. Times are Unix times in seconds; pinned_until 0: until it is unpinned."""
 
     session_id: str
     label: str

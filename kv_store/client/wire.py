@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
-from carrel.process.histogram import Distribution
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 from carrel.process.version import Edition, edition_of
-from kv_store.client.ends import SequenceEnd
 from kv_store.client.errors import InvalidStoreRequest, refusing_odd_fields
-from kv_store.client.indexes import ArrayRef, BitParams, IndexParams, KMeansParams, PQParams
+from kv_store.client.indexes import BitParams, IndexParams, KMeansParams, PQParams
 from kv_store.client.layout import LAYOUT_VERSION, Layout
 from kv_store.client.row_format import ELEMENT_BYTES, RowFormat
-from kv_store.client.rows import RowsWanted
-from kv_store.client.stats import CallStats, DiskStats, SequenceStats, SessionInfo, StoreStats, StoreTimes
+from kv_store.client.slab_tables import RowsWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
+Record = TypeVar("Record", bound="DataclassInstance")
+
+_hints = cache(get_type_hints)
 _ELEMENTS = {pb.RowType.Value(f"ROW_TYPE_{element.upper()}"): element for element in ELEMENT_BYTES}
 _METRICS = {"l2": pb.METRIC_L2, "cosine": pb.METRIC_COSINE, "ip": pb.METRIC_INNER_PRODUCT}
 _METRIC_NAMES = {value: name for name, value in _METRICS.items()}
+_PARAMS: dict[str, type[IndexParams]] = {"pq": PQParams, "kmeans": KMeansParams, "bits": BitParams}
 KINDS = {"pq": pb.INDEX_KIND_PQ, "kmeans": pb.INDEX_KIND_KMEANS, "bits": pb.INDEX_KIND_BITS}
 KIND_NAMES = {value: name for name, value in KINDS.items()}
 
@@ -53,7 +58,7 @@ def layout_from_message(message: pb.Layout) -> Layout:
 
 
 def own_edition() -> Edition:
-    """Of store and store client."""
+    """Return the edition of store and store client."""
     return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 
@@ -61,112 +66,47 @@ def edition_to_message(edition: Edition) -> pb.Edition:
     return pb.Edition(version=edition.version, messages=edition.messages)
 
 
-def edition_from_message(message: pb.Edition) -> Edition:
-    return Edition(message.version, message.messages)
-
-
 def params_from_message(request: pb.BuildIndexRequest) -> IndexParams:
     """Raises InvalidStoreRequest when the request names no kind of index or no metric."""
-    match request.WhichOneof("params"):
-        case "pq":
-            pq = request.pq
-            metric = _metric_from_message(pq.metric or pb.METRIC_L2)
-            return PQParams(pq.num_subvectors, pq.num_bits, pq.max_iterations, metric, pq.codebooks_only)
-        case "kmeans":
-            kmeans = request.kmeans
-            metric = _metric_from_message(kmeans.metric)
-            return KMeansParams(kmeans.num_clusters, metric, kmeans.max_iterations)
-        case "bits":
-            return BitParams(request.bits.num_sinks)
-        case _:
-            raise InvalidStoreRequest("the request names no kind of index: set pq, kmeans or bits")
+    name = request.WhichOneof("params")
+    if name is None:
+        raise InvalidStoreRequest("the request names no kind of index: set pq, kmeans or bits")
+    kind, message = _PARAMS[name], getattr(request, name)
+    values = {field.name: getattr(message, field.name) for field in fields(kind)}
+    if "metric" in values:
+        metric = values["metric"] or (pb.METRIC_L2 if name == "pq" else pb.METRIC_UNSPECIFIED)
+        if metric not in _METRIC_NAMES:
+            raise InvalidStoreRequest(f"metric {metric} is none of {', '.join(_METRICS)}")
+        values["metric"] = _METRIC_NAMES[metric]
+    return kind(**values)
 
 
-def _metric_to_message(metric: str) -> pb.Metric:
-    if metric not in _METRICS:
-        raise InvalidStoreRequest(f"metric {metric!r} is none of {', '.join(_METRICS)}")
-    return _METRICS[metric]
-
-
-def _metric_from_message(metric: pb.Metric) -> str:
-    if metric not in _METRIC_NAMES:
-        raise InvalidStoreRequest(f"metric {metric} is none of {', '.join(_METRICS)}")
-    return _METRIC_NAMES[metric]
-
-
-def array_to_message(ref: ArrayRef) -> pb.ArrayRef:
-    """The message has the record's fields, by the same names."""
-    return pb.ArrayRef(**dataclasses.asdict(ref))
-
-
-def array_from_message(message: pb.ArrayRef) -> ArrayRef:
-    return ArrayRef(**{**_fields(ArrayRef, message), "shape": tuple(message.shape)})
-
-
-def end_to_message(end: SequenceEnd) -> pb.SequenceEnd:
-    """The message has the record's fields, by the same names."""
-    return pb.SequenceEnd(**_fields(SequenceEnd, end))
-
-
-def end_from_message(message: pb.SequenceEnd) -> SequenceEnd:
-    return SequenceEnd(**{**_fields(SequenceEnd, message), "prefix_hashes": tuple(message.prefix_hashes)})
-
-
-def session_to_message(session: SessionInfo) -> pb.Session:
-    """The message has the record's fields, by the same names."""
-    return pb.Session(**dataclasses.asdict(session))
-
-
-def session_from_message(message: pb.Session) -> SessionInfo:
-    return SessionInfo(**_fields(SessionInfo, message))
-
-
-def stats_to_message(stats: StoreStats) -> pb.StatsResponse:
-    """The message has the record's fields, by the same names."""
-    return pb.StatsResponse(**dataclasses.asdict(stats))
-
-
-def stats_from_message(message: pb.StatsResponse) -> StoreStats:
-    sequences = tuple(SequenceStats(**_fields(SequenceStats, each)) for each in message.sequences)
-    calls = tuple(
-        CallStats(each.method, each.seconds, tuple(each.counts), dict(each.codes)) for each in message.calls
-    )
-    disk = DiskStats(**_fields(DiskStats, message.disk))
-    times = {name: _distribution(each) for name, each in _fields(StoreTimes, message.times).items()}
-    own = {
-        "disk": disk,
-        "sequences": sequences,
-        "calls": calls,
-        "call_bounds": tuple(message.call_bounds),
-        "times": StoreTimes(**times),
-    }
-    return StoreStats(**{**_fields(StoreStats, message), **own})
-
-
-def _distribution(message: pb.Histogram) -> Distribution:
-    return Distribution(tuple(message.bounds), tuple(message.counts), message.sum)
-
-
-def _fields(kind: type, source: Message | SequenceEnd) -> dict[str, Any]:
-    return {field.name: getattr(source, field.name) for field in dataclasses.fields(kind)}
-
-
-def build_index(params: IndexParams, **fields: object) -> pb.BuildIndexRequest:
+def build_index(params: IndexParams, **request: Any) -> pb.BuildIndexRequest:
     """The parameters' messages have their fields, by the same names. Raises InvalidStoreRequest for a value that no
     message can carry."""
-    values: Any = dataclasses.asdict(params)
+    values: Any = asdict(params)
     if "metric" in values:
-        values["metric"] = _metric_to_message(values["metric"])
+        if values["metric"] not in _METRICS:
+            raise InvalidStoreRequest(f"metric {values['metric']!r} is none of {', '.join(_METRICS)}")
+        values["metric"] = _METRICS[values["metric"]]
+    [name] = [name for name, kind in _PARAMS.items() if kind is type(params)]
     with refusing_odd_fields():
-        request = pb.BuildIndexRequest(**fields)  # type: ignore[arg-type]
-        match params:
-            case PQParams():
-                request.pq.CopyFrom(pb.PQParams(**values))
-            case KMeansParams():
-                request.kmeans.CopyFrom(pb.KMeansParams(**values))
-            case BitParams():
-                request.bits.CopyFrom(pb.BitParams(**values))
-    return request
+        return pb.BuildIndexRequest(**request, **{name: values})
+
+
+def record_of(kind: type[Record], message: Message) -> Record:
+    """Make a record of a message that has the record's fields, by the same names."""
+    hints = _hints(kind)
+    values = {field.name: _value(hints[field.name], getattr(message, field.name)) for field in fields(kind)}
+    return kind(**values)
+
+
+def _value(hint: type, value: Any) -> Any:
+    if is_dataclass(hint):
+        return record_of(hint, value)
+    if get_origin(hint) is tuple:
+        return tuple(_value(get_args(hint)[0], each) for each in value)
+    return dict(value) if get_origin(hint) is Mapping else value
 
 
 def gather(epoch: int, worker_id: str, layer: int, wanted: Sequence[RowsWanted]) -> pb.GatherRequest:

@@ -16,13 +16,12 @@ from io import BufferedReader
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from carrel.process.version import Edition
-from kv_store.client.checksum import checksum
 from kv_store.client.layout import LAYOUT_VERSION, SlabGeometry
 from kv_store.client.stats import DiskStats
 from kv_store.disk.folder import SESSIONS, TierFolder
-from kv_store.errors import KVStoreError
 from kv_store.sessions import Session
 
 _log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ _FORMAT = 3
 _SLABS = ".slabs"
 
 
-class DamagedFile(KVStoreError):
+class DamagedFile(Exception):
     """A file that is not what was written: torn, changed, or not one of ours."""
 
 
@@ -133,7 +132,9 @@ class TierFiles:
             with self._folder.open(file_name) as file:
                 column = self._read_header(file, name)
                 for slab, expected in zip(slabs, column.sums, strict=True):
-                    if file.readinto(slab.data) != slab.nbytes or checksum(slab) != int(expected):
+                    if file.readinto(slab.data) != slab.nbytes or xxh3_64_intdigest(slab.data) != int(
+                        expected
+                    ):
                         raise DamagedFile("a slab in it is not what was written")
         except DamagedFile as error:
             self._drop(file_name, error)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from carrel.process.ready_threads import start_thread
+from kv_store.client.errors import StoreFull
 from kv_store.disk.catalog import Catalog
-from kv_store.errors import OutOfSpace
 from kv_store.state import StoreState
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class ChainLoader:
             try:
                 # As much stays for those that run and grow while these slabs are held.
                 state.make_room(2 * num_layers, "what is read from the disk", load.owner)
-            except OutOfSpace:
+            except StoreFull:
                 return False
             after = found[-1] if found else None
             slabs = state.allocator.allocate(num_layers, 1, after, load.owner)[:, 0]

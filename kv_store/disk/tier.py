@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from carrel.process.ready_threads import start_thread
-from kv_store.client.checksum import checksums
+from kv_store.checksums import checksums
 from kv_store.client.stats import DiskStats
 from kv_store.client.wire import own_edition
 from kv_store.disk.catalog import Catalog
@@ -83,7 +83,7 @@ class DiskTier:
         self._remove(catalog.make_room())
 
     def must_wait(self, hashes: Sequence[bytes], owner: str) -> bool:
-        """Whether more of this prefix, an owner's, will be in the arena soon than is now: ask again. For some seconds
+        """Return whether more of this owner's prefix will soon be in the arena: the caller asks again, for some seconds
         at most."""
         if self._catalog is None:
             return False

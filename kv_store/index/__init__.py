@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from kv_store.client.indexes import BitParams, IndexParams, KMeansParams, PQParams
-from kv_store.index.base import ArraySpec, FitOptions, Index
+from kv_store.index.base import FitOptions, Index
 from kv_store.index.bits import BitIndex
 from kv_store.index.bound import Effort, FitCost, IterationBound
-from kv_store.index.keys import ArenaKeys, ArrayKeys, KeySource
+from kv_store.index.keys import ArenaKeys, ArrayKeys
 from kv_store.index.kmeans import KMeansIndex
 from kv_store.index.pq import PQIndex
 
 __all__ = [
     "ArenaKeys",
     "ArrayKeys",
-    "ArraySpec",
     "Effort",
     "FitCost",
     "FitOptions",
     "Index",
     "IterationBound",
-    "KeySource",
     "make_index",
 ]
 
 
 def make_index(params: IndexParams) -> Index:
-    """The index for these parameters. Raises InvalidArgument for a value out of range."""
+    """The index for these parameters. Raises InvalidStoreRequest for a value out of range."""
     match params:
         case PQParams():
             return PQIndex(params)

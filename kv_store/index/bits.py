@@ -9,12 +9,11 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client.indexes import MAX_SINKS, BitParams
+from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.indexes import MAX_SINKS, ArraySpec, BitParams
 from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
-from kv_store.index.keys import Keys, KeySource
-from kv_store.topk import top_k_positions
+from kv_store.index.base import Array, Fit, FitOptions, Index, top_k_positions
+from kv_store.index.keys import ArenaKeys, Keys
 
 # Of a normal coordinate four values this far apart, in standard deviations, lose the least.
 _STEP = np.float32(0.9957)
@@ -46,41 +45,30 @@ class BitIndex(Index):
 
     def __init__(self, params: BitParams) -> None:
         if not 0 <= params.num_sinks <= MAX_SINKS:
-            raise InvalidArgument(f"num_sinks is {params.num_sinks}, it must be from 0 to {MAX_SINKS}")
-        self._num_sinks = params.num_sinks
-
-    @property
-    def num_leading(self) -> int:
-        return self._num_sinks
-
-    @property
-    def num_centroids(self) -> int:
-        return 1
+            raise InvalidStoreRequest(f"num_sinks is {params.num_sinks}, it must be from 0 to {MAX_SINKS}")
+        super().__init__(params, num_centroids=1)
+        self.num_leading = params.num_sinks
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
-        if num_tokens <= self._num_sinks:
-            raise InvalidArgument(f"{num_tokens} tokens are no more than the {self._num_sinks} sinks")
-        heads, width = layout.num_kv_heads, layout.row_format.head_dim
-        return (
-            ArraySpec("anchors", "float32", (heads, 1 + self._num_sinks, width)),
-            ArraySpec("codes", "uint8", (heads, num_tokens - self._num_sinks, -(-width // 4) + 2)),
-        )
+        if num_tokens <= self.num_leading:
+            raise InvalidStoreRequest(f"{num_tokens} tokens are no more than the {self.num_leading} sinks")
+        return super().specs(layout, num_tokens)
 
-    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+    def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         total = sum(rows.sum(axis=0, dtype=np.float64) for _, rows in keys.spans())
         mean = (total / keys.num_rows).astype(np.float32)
         codes = self._codes(keys, mean)
-        sinks = keys.span(0, self._num_sinks) - mean if self._num_sinks else np.empty((0, mean.size))
-        return Fit((np.concatenate([mean[None], sinks]), codes[self._num_sinks :]))
+        sinks = keys.span(0, self.num_leading) - mean if self.num_leading else np.empty((0, mean.size))
+        return Fit((np.concatenate([mean[None], sinks]), codes[self.num_leading :]))
 
-    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+    def extend_head(self, keys: ArenaKeys, arrays: tuple[Array, ...]) -> Array:
         return self._codes(keys, arrays[0][0])
 
     def select_head(
         self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
     ) -> npt.NDArray[np.int64]:
         if len(segments) != 1:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"the candidates are in {len(segments)} indexes of bits: build one over their first tokens"
             )
         anchors, codes = segments[0]
@@ -91,7 +79,7 @@ class BitIndex(Index):
         weights = np.exp2(logits - normaliser[:, None]).sum(axis=0)
         return top_k_positions(_levels(weights, k, len(queries)), k)
 
-    def _codes(self, keys: KeySource, mean: Keys) -> npt.NDArray[np.uint8]:
+    def _codes(self, keys: ArenaKeys, mean: Keys) -> npt.NDArray[np.uint8]:
         coded = [_coded(rows - mean) for _, rows in keys.spans()]
         return np.concatenate(coded)
 
@@ -147,7 +135,7 @@ def _logits(queries: Keys, codes: npt.NDArray[np.uint8]) -> Keys:
 
 
 def _levels(weights: Keys, k: int, group: int) -> Keys:
-    """What float32 [n] weights of a group are compared by where k are taken."""
+    """Round weights float32 [n] of a group to the levels by which k of them are selected."""
     of_count = int(np.float32(k).view(np.int32)) >> _LEVEL_SHIFT
     base = (2 * _ONE + (group - 1).bit_length() + 2) * _OCTAVE - _MAX_LEVEL
     levels = (weights.view(np.int32) >> _LEVEL_SHIFT) + (of_count - base)
@@ -155,8 +143,9 @@ def _levels(weights: Keys, k: int, group: int) -> Keys:
 
 
 def _log_totals(logits: Keys, of_sinks: Keys) -> Keys:
-    """What each query's weights sum to over sinks and candidates, these by a sample, as the worker takes it: float32
-    [G], in base 2."""
+    """Estimate the sum of each query's weights over sinks and a sample of candidates, as the worker does.
+
+    Returns float32 [G], the logarithm in base 2."""
     stride = -(-logits.shape[1] // _NUM_SAMPLES)
     sampled = logits[:, stride // 2 :: stride]
     sampled = sampled + np.float32(log2(logits.shape[1] / sampled.shape[1]))

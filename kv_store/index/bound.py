@@ -16,7 +16,7 @@ _SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FitCost:
-    """What one fit of all heads took: seconds of one core, all of them and those within iterations.
+    """The cost of one fit of all heads: seconds of one core, all of them and those within iterations.
 
     num_tokens: all rows, which are read and assigned once. num_points: those that an iteration goes over.
     """
@@ -30,7 +30,7 @@ class FitCost:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a fit is granted. share: of the points that it may have."""
+    """The work that a fit is granted. share: of the points that it may have."""
 
     iterations: int
     share: float = 1.0

@@ -9,12 +9,10 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import KMEANS_METRICS, KMeansParams
-from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
-from kv_store.index.keys import Keys, KeySource, first_equals
-from kv_store.topk import cluster_rows
+from kv_store.index.base import Array, Fit, FitOptions, Index
+from kv_store.index.keys import ArenaKeys, Keys, first_equals
 
 _MAX_CLUSTERS = 1 << 20
 _SEED_MASK = 0x7FFF_FFFF
@@ -33,39 +31,25 @@ class KMeansIndex(Index):
 
     def __init__(self, params: KMeansParams) -> None:
         if not 1 <= params.num_clusters <= _MAX_CLUSTERS:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"num_clusters is {params.num_clusters}, it must be from 1 to {_MAX_CLUSTERS}"
             )
         if params.metric not in KMEANS_METRICS:
-            raise InvalidArgument(f"metric {params.metric!r} is none of {', '.join(KMEANS_METRICS)}")
-        self._num_clusters = params.num_clusters
+            raise InvalidStoreRequest(f"metric {params.metric!r} is none of {', '.join(KMEANS_METRICS)}")
+        super().__init__(params, params.num_clusters)
         self._is_cosine = params.metric == "cosine"
         self._is_l2 = params.metric == "l2"
 
-    def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
-        heads = layout.num_kv_heads
-        return (
-            ArraySpec("centroids", "float32", (heads, self._num_clusters, layout.row_format.head_dim)),
-            ArraySpec("labels", "int32", (heads, num_tokens)),
-        )
-
-    @property
-    def num_centroids(self) -> int:
-        return self._num_clusters
-
-    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
-        return self._fit(keys.all(), options)
-
-    def _fit(self, keys: Keys, options: FitOptions) -> Fit:
-        num_rows = keys.shape[0]
-        if num_rows <= self._num_clusters:
-            filled = np.minimum(np.arange(self._num_clusters), num_rows - 1)
+    def fit_head(self, source: ArenaKeys, options: FitOptions) -> Fit:
+        keys, num_rows = source.all(), source.num_rows
+        if num_rows <= self.num_centroids:
+            filled = np.minimum(np.arange(self.num_centroids), num_rows - 1)
             labels = np.arange(num_rows, dtype=np.int32)
             return Fit((np.ascontiguousarray(keys[filled]), labels))
         points = _unit(keys) if self._is_cosine else keys
         kmeans = faiss.Kmeans(
             keys.shape[1],
-            self._num_clusters,
+            self.num_centroids,
             niter=options.max_iterations,
             seed=options.seed & _SEED_MASK,
             spherical=self._is_cosine,
@@ -124,3 +108,24 @@ def _means(keys: Keys, labels: npt.NDArray[np.int32], earlier: Keys) -> tuple[Ke
     means = earlier.copy()
     means[used] = np.add.reduceat(keys[order], starts, axis=0) / sizes[used, None]
     return means, sizes
+
+
+def cluster_rows(
+    queries: Keys, centroids: Keys, labels: npt.NDArray[np.integer], k: int
+) -> npt.NDArray[np.int64]:
+    """ClusterKV III-C: whole clusters by summed inner product until `k` rows, the last one cut at its end.
+
+    queries [G, d], centroids [C, d], labels [N]; returns int64 [min(k, N)], ascending. Empty clusters are passed
+    over; of equal scores the smaller number goes first.
+    """
+    sizes = np.bincount(labels, minlength=centroids.shape[0])
+    order = np.argsort(-(centroids @ queries.sum(axis=0)), kind="stable")
+    order = order[sizes[order] > 0]
+    reached = np.cumsum(sizes[order])
+    is_taken = np.zeros(centroids.shape[0], bool)
+    is_taken[order[reached <= k]] = True
+    rows = np.flatnonzero(is_taken[labels])
+    if rows.size < min(k, labels.size):
+        last = np.flatnonzero(labels == order[np.count_nonzero(reached <= k)])
+        rows = np.sort(np.concatenate([rows, last[: k - rows.size]]))
+    return rows

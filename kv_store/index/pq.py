@@ -9,15 +9,16 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client.indexes import PQ_METRICS, PQParams
+from kv_store.client.errors import InvalidStoreRequest
+from kv_store.client.indexes import PQ_METRICS, ArraySpec, PQParams
 from kv_store.client.layout import Layout
-from kv_store.errors import InvalidArgument
-from kv_store.index.base import Array, ArraySpec, Fit, FitOptions, Index
-from kv_store.index.keys import Keys, KeySource, first_equals
-from kv_store.topk import pq_scores, top_k_positions
+from kv_store.index.base import Array, Fit, FitOptions, Index, top_k_positions
+from kv_store.index.keys import ArenaKeys, Keys, first_equals
 
 _SEED_MASK = 0x7FFF_FFFF
 _NO_LIMIT = 1 << 30
+# Of more centroids the pairs are too many for a table.
+_MAX_PAIR_KSUB = 128
 
 
 class PQIndex(Index):
@@ -31,41 +32,25 @@ class PQIndex(Index):
 
     def __init__(self, params: PQParams) -> None:
         if not 1 <= params.num_bits <= 8:
-            raise InvalidArgument(f"num_bits is {params.num_bits}, it must be from 1 to 8")
+            raise InvalidStoreRequest(f"num_bits is {params.num_bits}, it must be from 1 to 8")
         if params.metric not in PQ_METRICS:
-            raise InvalidArgument(f"metric {params.metric!r} of PQ is none of {', '.join(PQ_METRICS)}")
+            raise InvalidStoreRequest(f"metric {params.metric!r} of PQ is none of {', '.join(PQ_METRICS)}")
+        super().__init__(params, 1 << params.num_bits)
         self._parts = params.num_subvectors
         self._bits = params.num_bits
         self._is_ip = params.metric == "ip"
-        self._assigns = not params.codebooks_only
+        self.is_searchable = not params.codebooks_only
+        if params.codebooks_only:
+            self.costs_like = "pq codebooks"
 
     def specs(self, layout: Layout, num_tokens: int) -> tuple[ArraySpec, ...]:
         if self._parts < 1 or layout.row_format.head_dim % self._parts:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"num_subvectors {self._parts} does not divide head_dim {layout.row_format.head_dim}"
             )
-        heads = layout.num_kv_heads
-        width = layout.row_format.head_dim // self._parts + self._is_ip
-        specs = [ArraySpec("codebooks", "float32", (heads, self._parts, self.num_centroids, width))]
-        if self._assigns:
-            specs.append(ArraySpec("codes", "uint8", (heads, num_tokens, self._parts)))
-        if self._is_ip:
-            specs.append(ArraySpec("max_square_norms", "float32", (heads, self._parts)))
-        return tuple(specs)
+        return super().specs(layout, num_tokens)
 
-    @property
-    def is_searchable(self) -> bool:
-        return self._assigns
-
-    @property
-    def costs_like(self) -> str:
-        return self.kind if self._assigns else "pq codebooks"
-
-    @property
-    def num_centroids(self) -> int:
-        return 1 << self._bits
-
-    def fit_head(self, keys: KeySource, options: FitOptions) -> Fit:
+    def fit_head(self, keys: ArenaKeys, options: FitOptions) -> Fit:
         max_square_norms = self._max_square_norms(keys) if self._is_ip else None
         num_rows, num_centroids = keys.num_rows, self.num_centroids
         codes: Array | None
@@ -82,24 +67,32 @@ class PQIndex(Index):
             begun = time.perf_counter()
             codebooks = self._train(self._parts_of(drawn, max_square_norms), options)
             iterations, seconds = options.max_iterations, time.perf_counter() - begun
-            codes = self._codes(keys, codebooks, max_square_norms) if self._assigns else None
-        arrays = (codebooks, codes if self._assigns else None, max_square_norms)
+            codes = self._codes(keys, codebooks, max_square_norms) if self.is_searchable else None
+        arrays = (codebooks, codes if self.is_searchable else None, max_square_norms)
         return Fit(tuple(each for each in arrays if each is not None), iterations, seconds)
 
-    def _codes(self, keys: KeySource, codebooks: Keys, max_square_norms: Keys | None) -> Array:
-        codes, coder = np.empty((keys.num_rows, self._parts), np.uint8), _Coder(codebooks, self._bits)
+    def _codes(self, keys: ArenaKeys, codebooks: Keys, max_square_norms: Keys | None) -> Array:
+        """Name the nearest centroid of each part, of codebooks float32 [m, 2**b, w]: uint8 [n, m]."""
+        codes = np.empty((keys.num_rows, self._parts), np.uint8)
+        quantizer = faiss.ProductQuantizer(self._parts * codebooks.shape[2], self._parts, self._bits)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), quantizer.centroids)
+        # FAISS leaves it to the processor which of equal centroids it names: the first one here.
+        first = np.stack([first_equals(codebook) for codebook in codebooks])
         for begin, rows in keys.spans():
-            codes[begin : begin + len(rows)] = coder.codes(self._parts_of(rows, max_square_norms))
+            parts = self._parts_of(rows, max_square_norms).transpose(1, 0, 2)
+            packed = quantizer.compute_codes(np.ascontiguousarray(parts).reshape(len(rows), -1))
+            found = faiss.unpack_bitstrings(packed, self._parts, self._bits)
+            codes[begin : begin + len(rows)] = first[np.arange(self._parts), found]
         return codes
 
-    def extend_head(self, keys: KeySource, arrays: tuple[Array, ...]) -> Array:
+    def extend_head(self, keys: ArenaKeys, arrays: tuple[Array, ...]) -> Array:
         return self._codes(keys, arrays[0], arrays[2] if self._is_ip else None)
 
     def select_head(
         self, queries: Keys, segments: Sequence[tuple[Array, ...]], k: int, scale: float
     ) -> npt.NDArray[np.int64]:
         if len(segments) != 1:
-            raise InvalidArgument(
+            raise InvalidStoreRequest(
                 f"the candidates are in {len(segments)} PQ indexes: build one over their first tokens"
             )
         codebooks, codes = segments[0][:2]
@@ -108,7 +101,7 @@ class PQIndex(Index):
             pq_scores(queries, codebooks[..., : queries.shape[1] // self._parts], codes, scale), k
         )
 
-    def _sample(self, keys: KeySource, options: FitOptions) -> Keys:
+    def _sample(self, keys: ArenaKeys, options: FitOptions) -> Keys:
         num_points = self.num_points(keys.num_rows, options.max_points_per_centroid)
         if num_points == keys.num_rows:
             return keys.all()
@@ -139,7 +132,7 @@ class PQIndex(Index):
     def _split(self, rows: Keys) -> Keys:
         return rows.reshape(len(rows), self._parts, -1).transpose(1, 0, 2)
 
-    def _max_square_norms(self, keys: KeySource) -> Keys:
+    def _max_square_norms(self, keys: ArenaKeys) -> Keys:
         """phi, the largest |x|^2 of each part: float32 [m]."""
         return np.max([_squares(self._split(rows)).max(axis=1) for _, rows in keys.spans()], axis=0)
 
@@ -148,28 +141,25 @@ def _squares(parts: Keys) -> Keys:
     return np.einsum("mnw,mnw->mn", parts, parts)
 
 
-class _Coder:
-    """Names the nearest centroid of each part, of codebooks float32 [m, 2**b, w]."""
+@np.errstate(over="ignore", invalid="ignore")
+def pq_scores(queries: Keys, codebooks: Keys, codes: npt.NDArray[np.uint8], scale: float) -> Keys:
+    """PQCache 3.2: inner products by table, softmax over the rows per query, summed over the group.
 
-    def __init__(self, codebooks: Keys, num_bits: int) -> None:
-        self._num_parts, _, width = codebooks.shape
-        self._num_bits = num_bits
-        self._quantizer = faiss.ProductQuantizer(self._num_parts * width, self._num_parts, num_bits)
-        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), self._quantizer.centroids)
-        # FAISS leaves it to the processor which of equal centroids it names: the first one here.
-        self._first = [first_equals(codebook) for codebook in codebooks]
-
-    def codes(self, parts: Keys) -> npt.NDArray[np.uint8]:
-        """Code parts [m, n, w]: uint8 [n, m]."""
-        num_rows = parts.shape[1]
-        rows = np.ascontiguousarray(parts.transpose(1, 0, 2)).reshape(num_rows, -1)
-        packed = self._quantizer.compute_codes(rows)
-        # FAISS packs codes of fewer than 8 bits, the first in the lowest; kernels want one byte each.
-        codes = np.empty((num_rows, self._num_parts), np.uint8)
-        wide = np.zeros((num_rows, packed.shape[1] + 1), np.uint16)
-        wide[:, :-1] = packed
-        for part, first in enumerate(self._first):
-            byte, shift = divmod(part * self._num_bits, 8)
-            code = ((wide[:, byte] | wide[:, byte + 1] << 8) >> shift) & ((1 << self._num_bits) - 1)
-            codes[:, part] = first[code]
-        return codes
+    queries [G, d], codebooks [m, 2**b, d/m], codes [N, m]; scale: of the softmax. Returns float32 [N], NaN where inner
+    products overflow.
+    """
+    parts, ksub, width = codebooks.shape
+    tables = np.einsum("gpw,pjw->gpj", queries.reshape(-1, parts, width) * np.float32(scale), codebooks)
+    if parts == 2 and ksub <= _MAX_PAIR_KSUB:
+        # Two codes determine a weight: one exponential for each pair that occurs, and none for a row.
+        pairs = codes[:, 0].astype(np.int64) * ksub + codes[:, 1]
+        counts = np.bincount(pairs, minlength=ksub * ksub)
+        logits = (tables[:, 0, :, None] + tables[:, 1, None, :]).reshape(len(queries), -1)
+        logits[:, counts == 0] = -np.inf
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return (weights / (weights @ counts.astype(np.float32))[:, None]).sum(axis=0)[pairs]
+    logits = np.zeros((len(queries), len(codes)), np.float32)
+    for part in range(parts):
+        logits += tables[:, part, codes[:, part]]
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return (weights / weights.sum(axis=1, keepdims=True)).sum(axis=0)

@@ -18,7 +18,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def watch(self) -> None:
-        """Return soon while all is well. Raises KVStoreError when the store has died."""
+        """Return soon while all is well. Raises StoreError when the store has died."""
 
     @abstractmethod
     def close(self) -> None:

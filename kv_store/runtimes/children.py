@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
+
+import psutil
 
 from kv_store.errors import ConfigError
 
@@ -22,40 +22,21 @@ def adopt_orphans() -> None:
         raise ConfigError(f"--runtime ray: prctl refused: {os.strerror(ctypes.get_errno())}")
 
 
-def children(parent: int) -> list[int]:
-    """Process ids of the direct children."""
-    lists = Path(f"/proc/{parent}/task").glob("*/children")
-    found = []
-    for path in lists:
-        # It may be gone by now.
-        with contextlib.suppress(OSError):
-            found += [int(pid) for pid in path.read_text().split()]
-    return found
-
-
-def descendants(parent: int) -> list[int]:
-    """Process ids of the children, of their children, and so on."""
-    direct = children(parent)
-    return [*direct, *(pid for child in direct for pid in descendants(child))]
-
-
 def ended_children() -> Iterator[str]:
-    """Program names of our children that have ended and were not waited for."""
-    for pid in children(os.getpid()):
-        with contextlib.suppress(OSError):
-            # The name is in parentheses and may hold any character; the state follows.
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(") ")
-            if rest.startswith("Z"):
-                yield name
+    """Yield program names of our children that have ended and were not waited for."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                yield child.name()
 
 
 def end_children(seconds: float) -> None:
-    """Wait so long for our children, which were told to end; then kill those that remain."""
+    """Wait so long for our children to end; then kill those that remain."""
     deadline = time.monotonic() + seconds
-    while left := children(os.getpid()):
-        for pid in left:
-            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+    while left := psutil.Process().children():
+        for child in left:
+            with contextlib.suppress(psutil.Error):
                 if time.monotonic() > deadline:
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
+                    child.kill()
+                child.wait(0)
         time.sleep(0.05)

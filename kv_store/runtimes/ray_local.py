@@ -6,24 +6,25 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray.exceptions
 
 from carrel.process.events import ProcessEvents
 from carrel.process.logs import share_stderr
 from kv_store.actor import ACTOR_NAME, MAX_CONCURRENCY, NAMESPACE, StoreActor
+from kv_store.arena import claim_socket_path
+from kv_store.client.errors import StoreError
 from kv_store.config import StoreConfig
-from kv_store.errors import ConfigError, KVStoreError
-from kv_store.handoff import claim_socket_path
+from kv_store.errors import ConfigError
 from kv_store.memory import check_room
 from kv_store.runtimes import Runtime
-from kv_store.runtimes.children import adopt_orphans, descendants, end_children
+from kv_store.runtimes.children import adopt_orphans, end_children
 from kv_store.runtimes.ray_start import REMEDY, START_SECONDS, Patience, StartFailed, start_ray
 
 # Ray appends up to 66 characters for its sockets, and a socket's path ends at 107.
@@ -74,11 +75,11 @@ class RayRuntime(Runtime):
             return
         try:
             ray.get(self._life)
-            raise KVStoreError("the store stopped by itself")
+            raise StoreError("the store stopped by itself")
         except ray.exceptions.RayError as exc:
             self._events.status("the store's process died")
             if not self._config.max_restarts:
-                raise KVStoreError("the store's process died") from exc
+                raise StoreError("the store's process died") from exc
         self._await_ready()
         self._life = self._actor.wait.remote()
         self._events.status(
@@ -89,16 +90,16 @@ class RayRuntime(Runtime):
         self._stack.close()
 
     def abandon(self) -> None:
-        for pid in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         end_children(0.0)
         for path in _socket_paths(self._config):
             path.unlink(missing_ok=True)
         _remove(self._folder)
 
     def _await_ready(self) -> None:
-        """Return when the actor serves. Raises KVStoreError when it fails, and ConfigError when it takes too long."""
+        """Return when the actor serves. Raises StoreError when it fails, and ConfigError when it takes too long."""
         patience = Patience(self._events, "the store's actor", START_SECONDS)
         answer = self._actor.ready.remote()
         while True:
@@ -113,11 +114,11 @@ class RayRuntime(Runtime):
                 time.sleep(_WATCH_SECONDS)
                 answer = self._actor.ready.remote()
             except ray.exceptions.RayTaskError as exc:
-                if isinstance(exc.cause, KVStoreError):
+                if isinstance(exc.cause, StoreError):
                     raise exc.cause from exc
-                raise KVStoreError(f"the store failed to start: {exc.cause}") from exc
+                raise StoreError(f"the store failed to start: {exc.cause}") from exc
             except ray.exceptions.RayError as exc:
-                raise KVStoreError("the store's process died") from exc
+                raise StoreError("the store's process died") from exc
 
     def _be_patient(self, patience: Patience) -> None:
         try:

@@ -8,7 +8,8 @@ import faiss
 
 from carrel.process.ready_threads import ReadyThreads
 from kv_store.arena import Arena
-from kv_store.errors import KVStoreError, TrainingFailed
+from kv_store.client.errors import StoreError
+from kv_store.errors import TrainingFailed
 from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask, run_task
 
 __all__ = ["ThreadTrainers", "TrainOutcome", "TrainTask", "TrainerPool", "make_trainers"]
@@ -44,7 +45,7 @@ class ThreadTrainers(TrainerPool):
     def _run(self, task: TrainTask) -> TrainOutcome:
         try:
             return run_task(self._arena.data, task)
-        except KVStoreError:
+        except StoreError:
             raise
         except (RuntimeError, MemoryError, ValueError) as exc:
             raise TrainingFailed(f"the index could not be fitted: {exc}") from exc

@@ -14,7 +14,7 @@ import ray.exceptions
 from carrel.process.ready_threads import ReadyThreads
 from kv_store.client.errors import StoreError
 from kv_store.client.handoff import ArenaHandle, receive_arena
-from kv_store.errors import ConfigError, KVStoreError, TrainingFailed
+from kv_store.errors import ConfigError, TrainingFailed
 from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask, run_task
 
 _START_TIMEOUT_SECONDS = 120.0
@@ -71,7 +71,7 @@ class RayTrainers(TrainerPool):
         try:
             return ray.get(actor.run.remote(task))
         except ray.exceptions.RayTaskError as exc:
-            if isinstance(exc.cause, KVStoreError):
+            if isinstance(exc.cause, StoreError):
                 raise exc.cause from exc
             raise TrainingFailed(f"the index could not be fitted: {exc.cause}") from exc
         except ray.exceptions.RayError as exc:

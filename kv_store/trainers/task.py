@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.indexes import ArrayRef, IndexParams
 from kv_store.client.layout import Layout, SlabGeometry
-from kv_store.errors import InvalidArgument
 from kv_store.index import ArenaKeys, FitOptions, make_index
 
 
@@ -43,7 +44,7 @@ class TrainOutcome:
 
     @classmethod
     def over(cls, parts: Sequence[TrainOutcome]) -> TrainOutcome:
-        """Of all heads, trained apart."""
+        """Sum up the outcomes of heads that were trained apart."""
         return cls(
             sum(part.seconds for part in parts),
             max((part.iterations for part in parts), default=0),
@@ -57,18 +58,16 @@ def view_bytes(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray[np.ui
 
 
 def view_array(arena: npt.NDArray[np.uint8], ref: ArrayRef) -> npt.NDArray:
-    """The array that `ref` names, without a copy. Raises InvalidArgument when it leaves the arena."""
+    """The array that `ref` names, without a copy. Raises InvalidStoreRequest when it leaves the arena."""
     dtype = np.dtype(ref.dtype)
-    expected = dtype.itemsize
-    for extent in ref.shape:
-        expected *= extent
+    expected = math.prod(ref.shape) * dtype.itemsize
     if ref.num_bytes != expected or ref.offset < 0 or ref.offset > arena.size - ref.num_bytes:
-        raise InvalidArgument(f"array {ref.name!r} does not lie within the arena")
+        raise InvalidStoreRequest(f"array {ref.name!r} does not lie within the arena")
     return view_bytes(arena, ref).view(dtype).reshape(ref.shape)
 
 
 def run_task(arena: npt.NDArray[np.uint8], task: TrainTask) -> TrainOutcome:
-    """Fit the task's heads and write their arrays. Raises InvalidArgument when a key is not finite."""
+    """Fit the task's heads and write their arrays. Raises InvalidStoreRequest when a key is not finite."""
     start = time.perf_counter()
     index = make_index(task.params)
     slabs = SlabGeometry(task.layout, task.slab_bytes).rows(arena)
@@ -90,7 +89,7 @@ class TrainerPool(ABC):
 
     @abstractmethod
     def submit(self, task: TrainTask) -> Future[TrainOutcome]:
-        """Queue a task. The future raises InvalidArgument for keys that are not finite, else TrainingFailed."""
+        """Queue a task. The future raises InvalidStoreRequest for keys that are not finite, else TrainingFailed."""
 
     @abstractmethod
     def close(self) -> None:

@@ -215,7 +215,7 @@ class KVStoreServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """What the sessions of an owner hold.
+        """List an owner's sessions and their sizes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

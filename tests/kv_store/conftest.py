@@ -31,7 +31,10 @@ def state(clock: Clock) -> Iterator[StoreState]:
 
 @pytest.fixture
 def store(state: StoreState) -> Store:
-    return Store(state)
+    """A store with the worker "w"."""
+    made = Store(state)
+    made.attach("w", LAYOUT, 0)
+    return made
 
 
 @pytest.fixture

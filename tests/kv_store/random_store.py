@@ -19,12 +19,13 @@ from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock
 from kv_store.arena import Arena
 from kv_store.client import PQParams
 from kv_store.client.ends import SequenceEnd
+from kv_store.client.errors import StoreError
 from kv_store.disk.folder import TierFolder, take_folder
 from kv_store.disk.tier import DiskTier
-from kv_store.errors import KVStoreError, TrainingFailed
-from kv_store.gather import GatherItem, RowReader
+from kv_store.errors import TrainingFailed
 from kv_store.index import IterationBound
 from kv_store.indexes import BuildRequest, IndexBuilder
+from kv_store.rows import GatherItem, RowReader
 from kv_store.sequences import Sequence
 from kv_store.state import StoreState
 from kv_store.store import Store
@@ -47,7 +48,7 @@ NAMES = sorted({name for owner in OWNERS for words in PROMPTS for name in names_
 
 
 def bytes_of(name: bytes, layer: int) -> npt.NDArray[np.uint8]:
-    """What a slab of this name holds."""
+    """Return the bytes of a slab of this name."""
     return np.random.default_rng([layer, *name]).integers(0, 256, SLAB_BYTES, np.uint8)
 
 
@@ -152,7 +153,7 @@ class RandomStore:
         self.calls.append(call.__name__)
         try:
             call()
-        except KVStoreError as error:
+        except StoreError as error:
             self.calls[-1] += f": {error}"
         for key in [key for key in self.prompts if self.state.sequences.find(*key) is None]:
             del self.prompts[key]
@@ -161,9 +162,9 @@ class RandomStore:
         return self.state.arena.data[slab * SLAB_BYTES : (slab + 1) * SLAB_BYTES]
 
     def some(self) -> tuple[Sequence, Prompt]:
-        """Raises KVStoreError where there is none."""
+        """Raises StoreError where there is none."""
         if not self.prompts:
-            raise KVStoreError("no sequence is open")
+            raise StoreError("no sequence is open")
         key = self.draw.choice(sorted(self.prompts))
         return self.state.sequences.get(*key), self.prompts[key]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kv_store.client import Layout, RowFormat
+from kv_store.client import Layout, RowFormat, StoreClient
 from kv_store.client.ends import SequenceEnd
 from kv_store.store import Store
 
@@ -25,6 +26,24 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class ActsAtExit:
+    """A lock that does something as soon as it was let go of so many times."""
+
+    def __init__(self, lock: Any, act: Callable[[], object], num_exits: int = 1) -> None:
+        self._lock = lock
+        self._act = act
+        self._left = num_exits
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+        self._left -= 1
+        if self._left == 0:
+            self._act()
 
 
 def random_rows(layout: Layout, num_tokens: int, seed: int = 0) -> np.ndarray:
@@ -73,3 +92,13 @@ def known(store: Store, epoch: int, hashes: list[bytes]) -> int:
     num_tokens, _ = store.begin(epoch, "w", "look", 0, hashes)
     end(store, epoch, "look")
     return num_tokens
+
+
+def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0) -> np.ndarray:
+    """Begin a sequence and seal random rows, the same in each of its layers. Returns them."""
+    rows = random_rows(client.layout, num_tokens, seed)
+    client.begin(name, num_tokens)
+    for layer in range(client.layout.num_layers):
+        client.put(name, layer, 0, rows)
+    client.seal(name, num_tokens)
+    return rows

@@ -7,17 +7,16 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from waiting import PATIENCE
 
-from kv_store.arena import Arena
+from kv_store.arena import Arena, HandoffServer
 from kv_store.client.errors import HandoffRefused, StoreUnreachable
 from kv_store.client.handoff import SEALS, ArenaHandle, receive_arena
 from kv_store.errors import ConfigError
-from kv_store.handoff import HandoffServer
 
 SIZE = 8192
 HANDLE = ArenaHandle(b"r" * 16, 77, SIZE)
@@ -61,30 +60,38 @@ def refused(path: Path, header: bytes, descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def test_the_mapping_is_shared(tmp_path: Path) -> None:
-    arena = Arena(SIZE)
-    server = HandoffServer(arena, str(tmp_path / "a.sock"))
-    assert os.stat(tmp_path / "a.sock").st_mode & 0o777 == 0o600
-    mapped = receive_arena(str(tmp_path / "a.sock"), arena.handle, PATIENCE)
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena(SIZE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def path(arena: Arena, tmp_path: Path) -> Iterator[str]:
+    """A socket that hands the arena out."""
+    with closing(HandoffServer(arena, f"{tmp_path}/served.sock")):
+        yield f"{tmp_path}/served.sock"
+
+
+def test_the_mapping_is_shared(arena: Arena, tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    server = HandoffServer(arena, str(path))
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    mapped = receive_arena(str(path), arena.handle, PATIENCE)
     mapped[SIZE - 1] = 9
     assert arena.data[SIZE - 1] == 9
     server.close()
-    assert not (tmp_path / "a.sock").exists()
-    arena.close()
+    assert not path.exists()
 
 
-def test_the_arena_cannot_be_resized() -> None:
-    arena = Arena(SIZE)
-    for size in (SIZE - 4096, SIZE + 4096):
-        with pytest.raises(OSError, match="not permitted"):
-            os.ftruncate(arena.descriptor, size)
-    arena.close()
+@pytest.mark.parametrize("size", [SIZE - 4096, SIZE + 4096])
+def test_the_arena_cannot_be_resized(arena: Arena, size: int) -> None:
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(arena.descriptor, size)
 
 
-def test_random_bytes_from_a_peer_do_not_disturb_the_giver(tmp_path: Path) -> None:
-    arena = Arena(SIZE)
-    path = str(tmp_path / "a.sock")
-    server = HandoffServer(arena, path)
+def test_random_bytes_from_a_peer_do_not_disturb_the_giver(arena: Arena, path: str) -> None:
     for _ in range(5):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.connect(path)
@@ -92,8 +99,6 @@ def test_random_bytes_from_a_peer_do_not_disturb_the_giver(tmp_path: Path) -> No
             with suppress(BrokenPipeError):
                 peer.sendall(os.urandom(300))
     assert receive_arena(path, arena.handle, PATIENCE).size == SIZE
-    server.close()
-    arena.close()
 
 
 @pytest.mark.parametrize(
@@ -114,25 +119,27 @@ def test_another_header_is_refused(tmp_path: Path, header: bytes) -> None:
     refused(tmp_path / "a.sock", header, [sealed_file()] if header else [])
 
 
-@pytest.mark.parametrize("case", ["short", "long", "unsealed", "half sealed", "directory", "device", "pipe"])
-def test_another_descriptor_is_refused(tmp_path: Path, case: str) -> None:
-    match case:
-        case "short":
-            descriptor = sealed_file(SIZE - 4096)
-        case "long":
-            descriptor = sealed_file(SIZE + 4096)
-        case "unsealed":
-            descriptor = sealed_file(seals=0)
-        case "half sealed":
-            descriptor = sealed_file(seals=fcntl.F_SEAL_GROW)
-        case "directory":
-            descriptor = os.open(tmp_path, os.O_RDONLY)
-        case "device":
-            descriptor = os.open("/dev/zero", os.O_RDWR)
-        case _:
-            descriptor, writer = os.pipe()
-            os.close(writer)
-    refused(tmp_path / "a.sock", HANDLE.pack(), [descriptor])
+def closed_pipe() -> int:
+    descriptor, writer = os.pipe()
+    os.close(writer)
+    return descriptor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sealed_file(SIZE - 4096),
+        lambda: sealed_file(SIZE + 4096),
+        lambda: sealed_file(seals=0),
+        lambda: sealed_file(seals=fcntl.F_SEAL_GROW),
+        lambda: os.open("/", os.O_RDONLY),
+        lambda: os.open("/dev/zero", os.O_RDWR),
+        closed_pipe,
+    ],
+    ids=["short", "long", "unsealed", "half sealed", "directory", "device", "pipe"],
+)
+def test_another_descriptor_is_refused(tmp_path: Path, make: Callable[[], int]) -> None:
+    refused(tmp_path / "a.sock", HANDLE.pack(), [make()])
 
 
 def test_one_descriptor_and_no_more(tmp_path: Path) -> None:
@@ -163,30 +170,23 @@ def test_where_no_descriptor_is_left_the_giver_is_unreachable(
         receive_arena(str(tmp_path / "a.sock"), HANDLE, 0.2)
 
 
-def test_a_second_store_does_not_take_a_live_socket(tmp_path: Path) -> None:
-    arena = Arena(SIZE)
-    path = str(tmp_path / "a.sock")
-    server = HandoffServer(arena, path)
+def test_a_second_store_does_not_take_a_live_socket(arena: Arena, path: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another store"):
         HandoffServer(arena, path)
-    server.close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(tmp_path / "stale"))
     HandoffServer(arena, str(tmp_path / "stale")).close()
-    arena.close()
 
 
-def test_a_file_that_is_no_socket_is_spared(tmp_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_spared(arena: Arena, tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
-    arena = Arena(SIZE)
     with pytest.raises(ConfigError, match="no socket"):
         HandoffServer(arena, str(tmp_path / "notes"))
-    arena.close()
     assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_a_connection_that_cannot_be_accepted_is_not_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accept = socket.socket.accept
     failures = [OSError(errno.EMFILE, "no descriptor is left"), MemoryError()]
@@ -197,9 +197,6 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last(
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", fail_once)
-    arena = Arena(SIZE)
-    server = HandoffServer(arena, str(tmp_path / "a.sock"))
-    assert receive_arena(str(tmp_path / "a.sock"), arena.handle, PATIENCE).size == SIZE
+    with closing(HandoffServer(arena, str(tmp_path / "a.sock"))):
+        assert receive_arena(str(tmp_path / "a.sock"), arena.handle, PATIENCE).size == SIZE
     assert not failures
-    server.close()
-    arena.close()

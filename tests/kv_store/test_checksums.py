@@ -1,16 +1,16 @@
-"""What the arena no longer holds as it was written is found, forgotten, and trained again."""
+"""Rows and indexes that changed in the arena are found, forgotten, and trained again."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, known, open_with, random_rows
+from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, end, filled, known, open_with, random_rows
 from waiting import PATIENCE
+from xxhash import xxh3_64_intdigest
 
 from kv_store.client import PQParams, StoreClient
-from kv_store.client.checksum import checksum
 from kv_store.local import LocalStore
-from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.rows import PutTarget, RowWriter
 from kv_store.state import StoreState
 from kv_store.store import Store
 
@@ -19,17 +19,17 @@ from kv_store.store import Store
 def test_any_flipped_bit_and_any_swapped_words_change_the_checksum(num_bytes: int) -> None:
     source = np.random.default_rng(num_bytes)
     data = source.integers(0, 256, num_bytes, np.uint8)
-    before = checksum(data)
+    before = xxh3_64_intdigest(data)
     for _ in range(20):
         place, bit = int(source.integers(num_bytes)), np.uint8(1 << int(source.integers(8)))
         data[place] ^= bit
-        assert checksum(data) != before
+        assert xxh3_64_intdigest(data) != before
         data[place] ^= bit
-    assert checksum(data) == before
+    assert xxh3_64_intdigest(data) == before
     if num_bytes > 4096:
         words = data.view(np.uint64)
         words[[3, 300]] = words[[300, 3]]
-        assert checksum(data) != before
+        assert xxh3_64_intdigest(data) != before
 
 
 def listed(store: Store, state: StoreState, name: str, num_slabs: int) -> tuple[list[bytes], np.ndarray]:
@@ -71,7 +71,6 @@ def test_a_corrupt_slab_is_forgotten_with_what_follows_it_and_nothing_else(
 
 
 def test_room_that_is_needed_does_not_wait_for_a_checksum(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     for number in range(6):
         # 40 of 64 slabs each: the one before must go at once.
         open_with(store, state.epoch, f"{number}", 20 * TOKENS)
@@ -86,17 +85,14 @@ def test_an_index_that_is_not_what_was_trained_is_trained_once_more(
     connect: Callable[..., StoreClient], local_store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(transport="zero_copy")
-    client.begin("a", 150)
-    for layer in range(LAYOUT.num_layers):
-        client.put("a", layer, 0, random_rows(LAYOUT, 150))
-    client.seal("a", 150)
+    filled(client, 150)
     good = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6), seed=5).result(PATIENCE)
     wrong = [True]
 
     def checksum_once_wrong(data: np.ndarray) -> int:
-        return checksum(data) ^ (1 if wrong and wrong.pop() else 0)
+        return xxh3_64_intdigest(data) ^ (1 if wrong and wrong.pop() else 0)
 
-    monkeypatch.setattr("kv_store.indexes.checksum", checksum_once_wrong)
+    monkeypatch.setattr("kv_store.indexes.xxh3_64_intdigest", checksum_once_wrong)
     again = client.build_index("a", 0, 7, 140, PQParams(2, 4, 6), seed=5).result(PATIENCE)
     assert client.num_corrupt == 1
     assert (again.arrays["codes"] == good.arrays["codes"]).all()
@@ -105,7 +101,6 @@ def test_an_index_that_is_not_what_was_trained_is_trained_once_more(
 def test_a_session_over_a_corrupt_slab_gives_up_the_room_of_what_is_forgotten(
     store: Store, state: StoreState
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     epoch, table = state.epoch, open_with(store, state.epoch, "a", 20 * TOKENS)
     names = tuple(chain(20, "a"))
     end(store, epoch, "a", num_tokens=20 * TOKENS, prefix_hashes=names, session_id="s")
@@ -124,7 +119,6 @@ def test_a_session_over_a_corrupt_slab_gives_up_the_room_of_what_is_forgotten(
 
 
 def test_a_session_of_which_nothing_is_left_is_forgotten(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     names, table = listed(store, state, "a", 2)
     store.begin(state.epoch, "w", "holds", 3 * TOKENS, names)
     end(store, state.epoch, "holds", session_id="s")

@@ -6,13 +6,11 @@ import dataclasses
 import errno
 import hashlib
 import json
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from store_samples import TOKENS, chain
-from tiers import COLUMN_BYTES, NUM_SLABS, Tier, running
+from tiers import COLUMN_BYTES, NUM_SLABS, Tier, fail_once, hold_writes, running
 from waiting import PATIENCE, wait_until
 
 from kv_store.client import Layout, PrefixLoading, RowFormat
@@ -40,14 +38,7 @@ def test_what_could_not_be_removed_to_make_room_is_removed_later(
     monkeypatch.setattr("kv_store.disk.tier.PAUSE_SECONDS", 0.0)
     with running(tmp_path, disk_bytes=NUM_SLABS * COLUMN_BYTES) as tier:
         tier.write("b")
-        remove, errors = TierFolder.remove, [OSError(errno.EIO, "it fails")]
-
-        def fail_once(folder: TierFolder, name: str) -> None:
-            if errors:
-                raise errors.pop()
-            remove(folder, name)
-
-        monkeypatch.setattr(TierFolder, "remove", fail_once)
+        errors = fail_once(monkeypatch, errno.EIO)
         tier.write("c")
         assert not errors
         tier.write("d")
@@ -132,13 +123,7 @@ def test_what_is_written_anew_before_it_was_removed_stays(
     tier.write("a", "doc")
     names = chain(NUM_SLABS, "a")
     tier.restart(lambda: (tier.path / "store-0" / f"{names[0].hex()}.slabs").unlink())
-    goes_on, write = threading.Event(), TierFolder.write
-
-    def wait(folder: TierFolder, name: str, parts: Sequence[bytes | memoryview]) -> None:
-        assert goes_on.wait(PATIENCE)
-        write(folder, name, parts)
-
-    monkeypatch.setattr(TierFolder, "write", wait)
+    _, goes_on = hold_writes(monkeypatch)
     # While its first slab is written the session is dropped, which leaves what another has, and all is known again.
     for number, (num_slabs, session) in enumerate(((NUM_SLABS, "doc"), (1, "other"), (NUM_SLABS, ""))):
         tier.seal(f"{number}", "a", session, num_slabs)
@@ -154,14 +139,7 @@ def test_the_sessions_and_prefixes_that_wait_for_a_disk_that_hangs_are_bounded(
     tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kv_store.disk.tier.MAX_WAITING", 3)
-    goes_on, begins, write = threading.Event(), threading.Event(), TierFolder.write
-
-    def wait(folder: TierFolder, name: str, parts: Sequence[bytes | memoryview]) -> None:
-        begins.set()
-        assert goes_on.wait(PATIENCE)
-        write(folder, name, parts)
-
-    monkeypatch.setattr(TierFolder, "write", wait)
+    begins, goes_on = hold_writes(monkeypatch)
     tier.seal("0", "0", num_slabs=1)
     assert begins.wait(PATIENCE)
     # One that waits already takes no further place.
@@ -181,15 +159,8 @@ def test_what_could_not_be_removed_is_tried_again_at_the_end_at_the_latest(
     tier: Tier, monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
     monkeypatch.setattr("kv_store.disk.tier.PAUSE_SECONDS", pause)
-    remove, errors = TierFolder.remove, [OSError(errno.EIO, "it fails")]
-
-    def fail_once(folder: TierFolder, name: str) -> None:
-        if errors:
-            raise errors.pop()
-        remove(folder, name)
-
     tier.write("a", "doc")
-    monkeypatch.setattr(TierFolder, "remove", fail_once)
+    errors = fail_once(monkeypatch, errno.EIO)
     tier.client.drop_session("doc")
     tier.store.server.store.settle()
     assert not errors

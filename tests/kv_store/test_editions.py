@@ -90,7 +90,7 @@ def test_a_store_that_comes_back_as_another_version_is_refused_until_ours_return
     with start_store() as store:
         client = connect(store.target)
         with monkeypatch.context() as patched:
-            patched.setattr("kv_store.server.own_edition", lambda: OTHER)
+            patched.setattr("kv_store.servicer.own_edition", lambda: OTHER)
             store.restart()
         with pytest.raises(VersionMismatch, match=r"9\.9\.9"):
             client.reattach()

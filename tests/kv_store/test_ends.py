@@ -1,4 +1,4 @@
-"""What a store is told of sequences that ended, and who waits for it."""
+"""Reports of ended sequences to the store, and the calls that wait for them."""
 
 from __future__ import annotations
 

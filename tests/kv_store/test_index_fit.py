@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kv_store.client import BitParams, IndexParams, KMeansParams, Layout, PQParams, RowFormat
+from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.layout import SlabGeometry
-from kv_store.errors import InvalidArgument
 from kv_store.index import ArenaKeys, ArrayKeys, Effort, FitCost, FitOptions, IterationBound, make_index
 from kv_store.index import keys as keys_module
 
@@ -76,8 +76,6 @@ def test_codebooks_alone_are_those_that_come_with_codes(metric: str) -> None:
     alone = make_index(replace(params, codebooks_only=True))
     found = alone.fit_head(ArrayKeys(keys), OPTIONS).arrays
     assert all(np.array_equal(a, b) for a, b in zip(found, (whole[0], *whole[2:]), strict=True))
-    specs = alone.specs(Layout(1, 1, RowFormat(16)), 600)
-    assert [(spec.shape[1:], spec.dtype) for spec in specs] == [(a.shape, a.dtype.name) for a in found]
     assert not alone.is_searchable
 
 
@@ -188,10 +186,6 @@ def test_pq_by_inner_product_codes_name_the_nearest_of_keys_of_one_length() -> N
     keys = clustered(500, 16, 20)
     index = make_index(PQParams(2, 4, 0, "ip"))
     arrays = index.fit_head(ArrayKeys(keys), OPTIONS).arrays
-    specs = index.specs(Layout(1, 1, RowFormat(16)), 500)
-    assert [spec.name for spec in specs] == ["codebooks", "codes", "max_square_norms"]
-    for spec, array in zip(specs, arrays, strict=True):
-        assert (spec.shape[1:], spec.dtype) == (array.shape, array.dtype.name)
     codebooks, codes, norms = arrays
     for part in range(2):
         rows = keys[:, part * 8 : part * 8 + 8].astype(np.float64)
@@ -252,7 +246,7 @@ def test_keys_that_clusters_tie_for_are_of_the_first(metric: str, monkeypatch: p
     ],
 )
 def test_parameters_out_of_range_are_refused(params: IndexParams) -> None:
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         make_index(params).specs(Layout(1, 1, RowFormat(16)), 10)
 
 
@@ -347,7 +341,7 @@ def test_keys_that_are_not_finite_are_refused() -> None:
     keys = clustered(600, 8, 5)
     keys[599, 3] = np.inf
     for params in (PQParams(2, 4), PQParams(2, 4, 0, "ip"), KMeansParams(5), BitParams(2)):
-        with pytest.raises(InvalidArgument, match="infinity"):
+        with pytest.raises(InvalidStoreRequest, match="infinity"):
             make_index(params).fit_head(ArrayKeys(keys), FitOptions(4, 0, 10))
 
 
@@ -361,7 +355,8 @@ def test_keys_that_are_not_finite_are_refused() -> None:
         BitParams(5),
     ],
 )
-def test_a_worker_knows_what_an_index_takes(params: IndexParams) -> None:
-    layout = Layout(2, 3, RowFormat(24, "bf16"))
-    specs = make_index(params).specs(layout, 101)
-    assert params.num_bytes(layout, 101) == sum(-(-spec.num_bytes // 256) * 256 for spec in specs)
+def test_a_fit_has_the_arrays_that_a_worker_counts_on(params: IndexParams) -> None:
+    specs = params.specs(Layout(2, 3, RowFormat(24, "bf16")), 101)
+    fit = make_index(params).fit_head(ArrayKeys(clustered(101, 24, 9)), OPTIONS)
+    assert [each.shape for each in fit.arrays] == [spec.shape[1:] for spec in specs]
+    assert [each.dtype.name for each in fit.arrays] == [spec.dtype for spec in specs]

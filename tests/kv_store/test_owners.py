@@ -1,4 +1,4 @@
-"""Who gives room when another needs it: an owner's flood leaves what others use."""
+"""Eviction between owners: an owner's flood leaves what others use."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 from store_samples import LAYOUT, TOKENS, Clock, chain, end, known
 
-from kv_store.owners import Owners
+from kv_store.slabs import Owners
 from kv_store.state import UNUSED_SECONDS, StoreState
 from kv_store.store import Store
 
 # Slabs of each layer, of 32 that the arena has.
 SIZE = 4
-
-
-@pytest.fixture
-def store(state: StoreState) -> Store:
-    store = Store(state)
-    store.attach("w", LAYOUT, 0)
-    return store
 
 
 def ask(store: Store, name: str, session: str = "", size: int = SIZE) -> int:
@@ -30,7 +23,7 @@ def ask(store: Store, name: str, session: str = "", size: int = SIZE) -> int:
 
 
 def kept(store: Store, *names: str) -> str:
-    """Those that are wholly known."""
+    """Return the names that are wholly known."""
     epoch = store.stats().epoch
     return " ".join(name for name in names if known(store, epoch, chain(SIZE, name)) == SIZE * TOKENS)
 

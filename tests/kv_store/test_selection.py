@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from store_samples import LAYOUT, keys_of, random_rows
+from store_samples import LAYOUT, filled, keys_of
 from waiting import PATIENCE
 
 from kv_store.client import (
@@ -28,15 +28,6 @@ QUERIES = (
 )
 
 
-def filled(client: StoreClient, name: str = "a", seed: int = 0) -> np.ndarray:
-    rows = random_rows(LAYOUT, NUM_TOKENS, seed)
-    client.begin(name, NUM_TOKENS)
-    for layer in range(LAYOUT.num_layers):
-        client.put(name, layer, 0, rows)
-    client.seal(name, NUM_TOKENS)
-    return rows
-
-
 def best(weights: np.ndarray, k: int) -> np.ndarray:
     """Positions of the largest weights [H, n], ascending; a tie goes to the later one."""
     return np.stack([np.sort(np.lexsort((np.arange(of.size), of))[::-1][:k]) for of in weights]) + BEGIN
@@ -53,7 +44,7 @@ def attention(keys: np.ndarray) -> np.ndarray:
 def test_pq_selects_among_later_tokens_too(connect: Connect, metric: str) -> None:
     # The arrays are read where the arena is mapped; the selection is the same for everyone.
     client = connect(transport="zero_copy")
-    keys = keys_of(LAYOUT, filled(client))
+    keys = keys_of(LAYOUT, filled(client, NUM_TOKENS))
     index = client.build_index("a", 1, BEGIN, TRAINED, PQParams(2, 4, 6, metric), seed=3).result(PATIENCE)
     books, parts = index.arrays["codebooks"], np.split(keys[:, BEGIN:], 2, axis=-1)
     coded = []
@@ -75,7 +66,7 @@ def test_pq_selects_among_later_tokens_too(connect: Connect, metric: str) -> Non
 @pytest.mark.parametrize("metric", ["cosine", "l2", "ip"])
 def test_clusters_of_several_indexes_are_taken_whole(connect: Connect, metric: str) -> None:
     client = connect(transport="zero_copy")
-    filled(client)
+    filled(client, NUM_TOKENS)
     ends = [BEGIN, 60, TRAINED, 140]
     segments = [
         client.build_index("a", 0, begin, end, KMeansParams(6, metric, 4), seed=begin).result(PATIENCE)
@@ -99,7 +90,7 @@ def test_rows_come_along_for_what_the_worker_does_not_have(
     connect: Connect, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(transport=transport)
-    rows = {name: filled(client, name, seed) for seed, name in enumerate("ab")}
+    rows = {name: filled(client, NUM_TOKENS, name, seed) for seed, name in enumerate("ab")}
     for name in rows:
         built = client.build_index(name, 1, BEGIN, TRAINED, PQParams(2, 4, 6)).result(PATIENCE)
         # Who does not map the arena gets no arrays: the index stays in the store.
@@ -135,13 +126,11 @@ def test_rows_come_along_for_what_the_worker_does_not_have(
 
 def test_a_selection_that_cannot_be_made_is_refused_and_holds_nothing(connect: Connect) -> None:
     client = connect()
-    filled(client)
+    filled(client, NUM_TOKENS)
     client.build_index("a", 0, BEGIN, TRAINED, PQParams(2, 4)).result(PATIENCE)
     client.build_index("a", 0, TRAINED, 120, KMeansParams(4)).result(PATIENCE)
     client.build_index("a", 1, BEGIN, TRAINED, KMeansParams(4)).result(PATIENCE)
-    client.begin("coarse", 40)
-    client.put("coarse", 0, 0, random_rows(LAYOUT, 40))
-    client.seal("coarse", 40)
+    filled(client, 40, "coarse")
     client.build_index("coarse", 0, 0, 40, PQParams(2, 4, codebooks_only=True)).result(PATIENCE)
     used = client.stats().reserved_bytes
     held = np.zeros((HEADS, 3), bool)
@@ -170,7 +159,7 @@ def test_a_selection_that_cannot_be_made_is_refused_and_holds_nothing(connect: C
 
 def test_an_index_that_was_built_again_takes_the_place_of_the_first(connect: Connect) -> None:
     client = connect()
-    filled(client)
+    filled(client, NUM_TOKENS)
     wanted = [TopKWanted("a", BEGIN, TRAINED, 20, QUERIES)]
     selections = []
     for seed in (1, 2, 1):
@@ -182,7 +171,7 @@ def test_an_index_that_was_built_again_takes_the_place_of_the_first(connect: Con
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
 def test_a_scale_that_is_no_number_is_refused(connect: Connect, scale: float) -> None:
     client = connect(transport="zero_copy")
-    filled(client)
+    filled(client, NUM_TOKENS)
     client.build_index("a", 1, BEGIN, TRAINED, PQParams(2, 4)).result(PATIENCE)
     with pytest.raises(InvalidStoreRequest, match="scale"):
         client.top_k(1, [TopKWanted("a", BEGIN, TRAINED, 20, QUERIES)], scale)
@@ -190,7 +179,7 @@ def test_a_scale_that_is_no_number_is_refused(connect: Connect, scale: float) ->
 
 def test_queries_whose_scores_overflow_have_as_many_as_others(connect: Connect) -> None:
     client = connect(transport="zero_copy")
-    filled(client)
+    filled(client, NUM_TOKENS)
     client.build_index("a", 1, BEGIN, TRAINED, PQParams(2, 4)).result(PATIENCE)
     wanted = TopKWanted("a", BEGIN, TRAINED, 20, np.full_like(QUERIES, 3e38))
     (found,), _ = client.top_k(1, [wanted], SCALE)

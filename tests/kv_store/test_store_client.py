@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from store_samples import LAYOUT, TOKENS, keys_of, random_rows
+from store_samples import LAYOUT, TOKENS, filled, keys_of, random_rows
 from waiting import PATIENCE, wait_until
 
 from carrel.process.log_lines import JSONLines
 from carrel.process.trace_context import TraceContext
-from kv_store.call_meter import CALL_BOUNDS, CallMeter
+from kv_store.calls import CALL_BOUNDS, CallMeter
 from kv_store.client import (
     InvalidStoreRequest,
     KMeansParams,
@@ -32,7 +32,7 @@ from kv_store.client import (
     StoreFull,
     StoreUnreachable,
 )
-from kv_store.client.lease import Lease
+from kv_store.client.attachment import Lease
 from kv_store.index import ArrayKeys, FitOptions, make_index
 from kv_store.local import LocalStore
 
@@ -40,15 +40,6 @@ Connect = Callable[..., StoreClient]
 
 
 TRANSPORTS = ("zero_copy", "shm", "grpc")
-
-
-def filled(client: StoreClient, num_tokens: int, name: str = "a", seed: int = 0) -> np.ndarray:
-    rows = random_rows(client.layout, num_tokens, seed)
-    client.begin(name, num_tokens)
-    for layer in range(client.layout.num_layers):
-        client.put(name, layer, 0, rows)
-    client.seal(name, num_tokens)
-    return rows
 
 
 @pytest.mark.parametrize("element", ["bf16", "fp16", "fp32"])
@@ -142,12 +133,9 @@ def test_rows_of_another_shape_are_refused(connect: Connect) -> None:
 def test_a_gather_beyond_the_seal_is_refused(connect: Connect, transport: str, position: int) -> None:
     client = connect(transport=transport)
     rows = filled(client, 40)
-    with pytest.raises(InvalidStoreRequest):
-        client.gather(0, [RowsWanted("a", 0, np.array([0, position], np.int64))])
-    with pytest.raises(InvalidStoreRequest):
-        client.gather(0, [RowsWanted("a", 2, np.array([0]))])
-    with pytest.raises(InvalidStoreRequest):
-        client.gather(7, [RowsWanted("a", 0, np.array([0]))])
+    for layer, head, positions in ((0, 0, [0, position]), (0, 2, [0]), (7, 0, [0])):
+        with pytest.raises(InvalidStoreRequest):
+            client.gather(layer, [RowsWanted("a", head, np.array(positions, np.int64))])
     with pytest.raises(InvalidStoreRequest, match="max_gather_rows"):
         client.gather(0, [RowsWanted("a", 0, np.zeros(513, np.int64))])
     with pytest.raises(NotInStore):
@@ -180,20 +168,18 @@ def test_a_build_out_of_range_is_refused(
 def test_fields_that_no_message_can_carry_are_refused(connect: Connect) -> None:
     client = connect()
     filled(client, 40)
-    with pytest.raises(InvalidStoreRequest):
-        client.reserve("a", -1)
-    with pytest.raises(InvalidStoreRequest):
-        client.reserve("a", 2**63)
-    with pytest.raises(InvalidStoreRequest):
-        client.seal("a", -1)
-    with pytest.raises(InvalidStoreRequest):
-        client.build_index("a", 0, -1, 40, PQParams())
-    with pytest.raises(InvalidStoreRequest):
-        client.build_index("a", 0, 0, 40, KMeansParams(-1))
+    for call in (
+        lambda: client.reserve("a", -1),
+        lambda: client.reserve("a", 2**63),
+        lambda: client.seal("a", -1),
+        lambda: client.build_index("a", 0, -1, 40, PQParams()),
+        lambda: client.build_index("a", 0, 0, 40, KMeansParams(-1)),
+        lambda: client.begin("", 0),
+    ):
+        with pytest.raises(InvalidStoreRequest):
+            call()
     with pytest.raises(InvalidStoreRequest, match="metric 'dot' is none of"):
         client.build_index("a", 0, 0, 40, KMeansParams(4, "dot"))
-    with pytest.raises(InvalidStoreRequest):
-        client.begin("", 0)
 
 
 class Alters(grpc.UnaryUnaryClientInterceptor):
@@ -486,7 +472,7 @@ def test_a_call_for_a_sequence_is_told_of_with_its_trace(
 ) -> None:
     caplog.handler.setFormatter(JSONLines("kv_store"))
     traces = {"a": TraceContext("a" * 32, "b" * 16)}
-    with caplog.at_level(logging.DEBUG, "kv_store.call_meter"):
+    with caplog.at_level(logging.DEBUG, "kv_store.calls"):
         client = StoreClient.connect(local_store.target, LAYOUT, worker_id="w", trace_of=traces.get)
         client.begin("a", 40)
         client.begin("b", 40)

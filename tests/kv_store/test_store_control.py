@@ -1,18 +1,26 @@
 """The store's rules without gRPC: two phases, leases, epochs, eviction."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from store_samples import LAYOUT, SLAB_BYTES, TOKENS, Clock, chain, end, known, open_with, random_rows
+from store_samples import (
+    LAYOUT,
+    SLAB_BYTES,
+    TOKENS,
+    ActsAtExit,
+    Clock,
+    chain,
+    end,
+    known,
+    open_with,
+    random_rows,
+)
 
 from kv_store.client import Layout, RowFormat
 from kv_store.client.ends import SequenceEnd
-from kv_store.client.errors import InvalidStoreRequest
-from kv_store.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfSpace
-from kv_store.gather import GatherItem, RowReader
-from kv_store.put_rows import PutTarget, RowWriter
+from kv_store.client.errors import InvalidStoreRequest, NotInStore, StaleEpoch, StoreFull
+from kv_store.rows import GatherItem, PutTarget, RowReader, RowWriter
 from kv_store.state import StoreState
 from kv_store.store import Store
 
@@ -33,20 +41,19 @@ def test_nothing_is_visible_before_seal(store: Store, state: StoreState) -> None
     RowWriter(state).put(epoch, "w", PutTarget("a", 1, 0, 40), [rows.tobytes()])
     reader = RowReader(state)
     item = GatherItem("a", 1, 1, np.array([33], np.uint64))
-    with pytest.raises(InvalidArgument, match="33"):
+    with pytest.raises(InvalidStoreRequest, match="33"):
         reader.gather(epoch, "w", [item])
     store.seal(epoch, "w", "a", 33, 1, 2)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         reader.gather(epoch, "w", [item])
     store.seal(epoch, "w", "a", 34, 1, 2)
     offset, _ = reader.gather(epoch, "w", [item])
     assert (state.arena.data[offset : offset + 64] == rows[1, 33]).all()
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         reader.gather(epoch, "w", [GatherItem("a", 0, 1, np.array([0], np.uint64))])
 
 
 def test_held_bytes_are_exact(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 70)
     assert store.stats().held_bytes == 0
     assert store.stats().reserved_bytes == 2 * 3 * SLAB_BYTES
@@ -68,7 +75,6 @@ def test_held_bytes_are_exact(store: Store, state: StoreState) -> None:
 
 
 def test_reserve_grows_once_and_repeats_safely(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     first = open_with(store, state.epoch, "a", 33).copy()
     assert first.shape == (2, 2)
     assert (store.reserve(state.epoch, "w", "a", 64) == first).all()
@@ -79,35 +85,16 @@ def test_reserve_grows_once_and_repeats_safely(store: Store, state: StoreState) 
 
 
 def test_full_slabs_are_immutable(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 64)
     store.seal(state.epoch, "w", "a", 40, 0, 2)
     one = [random_rows(LAYOUT, 1).tobytes()]
     writer = RowWriter(state)
-    with pytest.raises(InvalidArgument, match="immutable"):
+    with pytest.raises(InvalidStoreRequest, match="immutable"):
         writer.put(state.epoch, "w", PutTarget("a", 0, 31, 1), one)
     writer.put(state.epoch, "w", PutTarget("a", 0, 40, 1), one)
 
 
-class ReleasesOnce:
-    """The state's lock, with a Release that comes in as soon as it is let go of."""
-
-    def __init__(self, state: StoreState, release: Callable[[], None]) -> None:
-        self._lock = state.lock
-        self._release: Callable[[], None] | None = release
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._lock.release()
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-
 def test_rows_that_arrive_after_a_release_reach_nobody_else(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 32)
     taken: list[int] = []
 
@@ -115,7 +102,7 @@ def test_rows_that_arrive_after_a_release_reach_nobody_else(store: Store, state:
         end(store, state.epoch, "a")
         taken.extend(open_with(store, state.epoch, "b", 32).ravel().tolist())
 
-    state.lock = ReleasesOnce(state, release)  # type: ignore[assignment]
+    state.lock = ActsAtExit(state.lock, release)  # type: ignore[assignment]
     RowWriter(state).put(state.epoch, "w", PutTarget("a", 0, 0, 32), [b"\1" * (32 * 128)])
     assert taken
     written = state.arena.data.reshape(-1, SLAB_BYTES).any(axis=1)
@@ -126,10 +113,9 @@ def test_rows_that_arrive_after_a_release_reach_nobody_else(store: Store, state:
 
 @pytest.mark.parametrize("sent", [0, 127, 129, 256])
 def test_a_stream_of_the_wrong_length_is_refused(store: Store, state: StoreState, sent: int) -> None:
-    store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 32)
     before = state.arena.data.copy()
-    with pytest.raises(InvalidArgument, match="128 bytes"):
+    with pytest.raises(InvalidStoreRequest, match="128 bytes"):
         RowWriter(state).put(state.epoch, "w", PutTarget("a", 0, 31, 1), [b"\1" * sent])
     # Not a byte outside the token that was announced.
     touched = np.flatnonzero(before != state.arena.data)
@@ -148,7 +134,7 @@ def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> 
     clock.now += 2.0
     assert store.reap() == 1
     assert [sequence.worker_id for sequence in store.stats().sequences] == ["v"]
-    with pytest.raises(FailedPrecondition, match="attach again"):
+    with pytest.raises(StaleEpoch, match="attach again"):
         store.reserve(state.epoch, "w", "a", 64)
     end(store, state.epoch, "b", "v")
     clock.now += 11.0
@@ -160,7 +146,6 @@ def test_a_sequence_that_cannot_begin_leaves_nothing(
     store: Store, state: StoreState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the reason: nobody would end it."""
-    store.attach("w", LAYOUT, 0)
     hashes = cache(store, state.epoch, "a", 2)
     held = store.stats().leased_bytes
 
@@ -177,7 +162,6 @@ def test_a_sequence_that_cannot_begin_leaves_nothing(
 def test_what_cannot_be_listed_is_freed_all_the_same(
     store: Store, state: StoreState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.attach("w", LAYOUT, 0)
 
     def fail(*arguments: object) -> None:
         raise MemoryError
@@ -194,9 +178,8 @@ def test_what_cannot_be_listed_is_freed_all_the_same(
 def test_an_expired_worker_is_refused_even_before_the_reaper_ran(
     store: Store, state: StoreState, clock: Clock
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     clock.now += 10.5
-    with pytest.raises(FailedPrecondition):
+    with pytest.raises(StaleEpoch):
         open_with(store, state.epoch, "a", 0)
 
 
@@ -209,9 +192,8 @@ def test_attaching_again_drops_the_earlier_life(store: Store, state: StoreState)
 
 
 def test_layouts_must_agree_while_anyone_is_attached(store: Store, state: StoreState, clock: Clock) -> None:
-    store.attach("w", LAYOUT, 0)
     other = Layout(2, 2, RowFormat(16, "fp16"))
-    with pytest.raises(FailedPrecondition, match="fp16"):
+    with pytest.raises(StaleEpoch, match="fp16"):
         store.attach("v", other, 0)
     cache(store, state.epoch, "a", 2)
     clock.now += 11.0
@@ -225,9 +207,8 @@ def test_a_token_larger_than_a_slab_is_refused(store: Store) -> None:
 
 
 def test_a_full_store_names_the_missing_bytes(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 20 * TOKENS)  # 40 of 64 slabs
-    with pytest.raises(OutOfSpace, match=f"{2 * SLAB_BYTES} bytes are missing") as caught:
+    with pytest.raises(StoreFull, match=f"{2 * SLAB_BYTES} bytes are missing") as caught:
         open_with(store, state.epoch, "b", 13 * TOKENS)
     assert caught.value.missing_bytes == 2 * SLAB_BYTES
     # Nothing is left of it.
@@ -236,7 +217,6 @@ def test_a_full_store_names_the_missing_bytes(store: Store, state: StoreState) -
 
 
 def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     hashes = chain(3)
     table = open_with(store, state.epoch, "a", 3 * TOKENS + 5).copy()
     store.seal(state.epoch, "w", "a", 3 * TOKENS + 5, 0, 1, hashes)
@@ -249,14 +229,13 @@ def test_a_prefix_outlives_its_sequence_and_is_shared(store: Store, state: Store
         assert (shared == table[:, :2]).all()
     grown = store.reserve(state.epoch, "w", "b", 3 * TOKENS)
     assert (grown[:, :2] == table[:, :2]).all()
-    with pytest.raises(InvalidArgument, match="immutable"):
+    with pytest.raises(InvalidStoreRequest, match="immutable"):
         RowWriter(state).put(state.epoch, "w", PutTarget("b", 0, 0, 1), [random_rows(LAYOUT, 1).tobytes()])
 
 
 def test_known_prefixes_tell_how_old_they_are_when_they_are_used_and_given_up(
     store: Store, state: StoreState, clock: Clock
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     hashes = cache(store, state.epoch, "a", 3)
     clock.now += 6
     # Not a use: nobody shares it.
@@ -271,7 +250,6 @@ def test_known_prefixes_tell_how_old_they_are_when_they_are_used_and_given_up(
 
 
 def test_heads_that_wait_for_a_trainer_are_counted(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 40)
     state.sequences.get("w", "a").trainings |= {Future(), Future()}
     assert store.stats().num_pending_trainings == 2
@@ -280,7 +258,6 @@ def test_heads_that_wait_for_a_trainer_are_counted(store: Store, state: StoreSta
 def test_a_sequence_that_gives_up_its_own_slabs_still_holds_the_prefix(
     store: Store, state: StoreState
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     hashes = cache(store, state.epoch, "first", 3)
     _, table = store.begin(state.epoch, "w", "second", 10 * TOKENS, hashes[:2])
     shared = table[:, :2]
@@ -299,7 +276,6 @@ def test_a_sequence_that_gives_up_its_own_slabs_still_holds_the_prefix(
 def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
     store: Store, state: StoreState
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     epoch = state.epoch
     old, leased, young = (cache(store, epoch, name, 8) for name in ("old", "leased", "young"))  # 48 slabs
     num_tokens, held = store.begin(epoch, "w", "holder", 0, leased)
@@ -307,7 +283,7 @@ def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
     open_with(store, epoch, "big", 12 * TOKENS)  # 24 slabs: 16 free, 8 to evict
     assert known(store, epoch, old) == 4 * TOKENS  # its end went first
     assert known(store, epoch, young) == 8 * TOKENS
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(StoreFull):
         store.reserve(epoch, "w", "big", 25 * TOKENS)
     assert known(store, epoch, young) == 8 * TOKENS  # a refusal evicts nothing
     taken = store.reserve(epoch, "w", "big", 24 * TOKENS)
@@ -319,7 +295,6 @@ def test_eviction_takes_the_oldest_unleased_and_never_a_leased_prefix(
 def test_without_room_a_sequence_that_takes_less_has_what_is_known_of_its_prefix(
     store: Store, state: StoreState
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     hashes = cache(store, state.epoch, "first", 2)
     open_with(store, state.epoch, "big", 30 * TOKENS)  # all but the prefix
     for _ in range(2):
@@ -333,7 +308,6 @@ def test_without_room_a_sequence_that_takes_less_has_what_is_known_of_its_prefix
 def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
     store: Store, state: StoreState
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     epoch, chains = state.epoch, [chain(8, name) for name in ("s0", "s1", "loose")]
     # 16 slabs each, of 64.
     for number, hashes in enumerate(chains):
@@ -352,7 +326,7 @@ def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
     store.reserve(epoch, "w", "big", 20 * TOKENS)
     assert all_known() == [4, 8, 0]
     assert state.sessions.counts.sum() == 16
-    with pytest.raises(OutOfSpace, match=str(2 * SLAB_BYTES)):
+    with pytest.raises(StoreFull, match=str(2 * SLAB_BYTES)):
         store.reserve(epoch, "w", "big", 33 * TOKENS)
     # A refusal costs no session anything.
     assert all_known() == [4, 8, 0]
@@ -370,7 +344,6 @@ def test_what_is_in_a_session_is_evicted_last_and_the_oldest_session_first(
 
 
 def test_slabs_are_listed_by_one_name(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     epoch, hashes = state.epoch, chain(4, "first")
     store.begin(epoch, "w", "a", 4 * TOKENS, hashes)
     store.seal(epoch, "w", "a", 4 * TOKENS, 0, 2, hashes[:2], "short")
@@ -385,7 +358,6 @@ def test_slabs_are_listed_by_one_name(store: Store, state: StoreState) -> None:
 
 
 def test_a_sessions_next_turn_takes_the_place_of_the_last(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 0)
     epoch, hashes = state.epoch, chain(8, "turns")
     for length in (4, 8):
         store.begin(epoch, "w", "a", length * TOKENS, hashes[:length])
@@ -403,9 +375,9 @@ def test_one_worker_never_sees_anothers_sequence(store: Store, state: StoreState
     store.attach("w", LAYOUT, 8)
     store.attach("v", LAYOUT, 8)
     open_with(store, state.epoch, "a", 32)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotInStore):
         store.reserve(state.epoch, "v", "a", 32)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotInStore):
         RowReader(state).gather(state.epoch, "v", [GatherItem("a", 0, 0, np.zeros(1, np.uint64))])
     end(store, state.epoch, "a", "v")
     assert store.stats().num_sequences == 1
@@ -427,22 +399,20 @@ def test_one_worker_never_sees_anothers_sequence(store: Store, state: StoreState
 def test_seal_checks_its_arguments(
     store: Store, state: StoreState, num_tokens: int, begin: int, end: int, hashes: tuple[bytes, ...]
 ) -> None:
-    store.attach("w", LAYOUT, 0)
     open_with(store, state.epoch, "a", 32)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidStoreRequest):
         store.seal(state.epoch, "w", "a", num_tokens, begin, end, hashes)
     assert store.stats().held_bytes == 0
 
 
 def test_a_prefix_that_has_a_name_twice_is_refused(store: Store, state: StoreState) -> None:
     """Its slabs would be held once and freed twice."""
-    store.attach("w", LAYOUT, 0)
     first, second = cache(store, state.epoch, "first", 2)
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidStoreRequest, match="twice"):
         store.begin(state.epoch, "w", "a", 0, [first, second, first])
     open_with(store, state.epoch, "b", 3 * TOKENS)
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidStoreRequest, match="twice"):
         store.seal(state.epoch, "w", "b", 3 * TOKENS, 0, 2, [first, second, second])
-    with pytest.raises(InvalidArgument, match="twice"):
+    with pytest.raises(InvalidStoreRequest, match="twice"):
         end(store, state.epoch, "b", num_tokens=2 * TOKENS, prefix_hashes=(first, first))
     assert state.allocator.num_free == 64 - 2 * LAYOUT.num_layers

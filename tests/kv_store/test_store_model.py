@@ -31,9 +31,9 @@ def check_slabs(random: RandomStore) -> int:
         sessions = [session.slabs for owner in OWNERS for _, session in state.sessions.of(owner)]
         for slabs in (
             *sessions,
-            *(sequence.slab_list() for sequence in state.sequences),
+            *(sequence.table.ravel() for sequence in state.sequences),
             *(index.slabs for sequence in state.sequences for index in sequence.indexes),
-            *(worker.response_slabs for worker in state.workers),
+            *(worker.response_slabs for worker in state.workers.values()),
             *(found for name in NAMES if (found := state.prefixes.find(name)) is not None),
         ):
             np.add.at(counts, np.asarray(slabs, np.int64), 1)

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+import psutil
 import pytest
-from store_samples import LAYOUT, random_rows
+from store_samples import LAYOUT, filled
 from waiting import PATIENCE, wait_until
 
 from kv_store.client import PQParams, RowsWanted, StoreClient, StoreSilent, StoreUnreachable
@@ -66,51 +66,22 @@ def connect(folder: Path, call_seconds: float = PATIENCE) -> StoreClient:
     )
 
 
-def fill(client: StoreClient) -> np.ndarray:
-    rows = random_rows(LAYOUT, 100)
-    client.begin("a", 100)
-    client.put("a", 0, 0, rows)
-    client.seal("a", 100)
-    return rows
-
-
 def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found |= {child} | descendants(child)
-    return found
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
 
 
 def listening_addresses(pids: set[int]) -> set[str]:
-    """Local addresses, in the kernel's hexadecimal, of the TCP sockets on which these processes listen."""
-    owned = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                owned.add(os.readlink(link))
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in owned:
-                found.add(fields[1].split(":")[0])
-    return found
+    """Addresses on which these processes listen over TCP."""
+    found = (psutil.Process(pid).net_connections("tcp") for pid in pids)
+    return {each.laddr.ip for of in found for each in of if each.status == psutil.CONN_LISTEN}
 
 
-def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
-
-
-def await_end(pids: set[int], seconds: float = PATIENCE) -> set[int]:
-    deadline = time.monotonic() + seconds
-    while (left := alive(pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+def await_end(pids: set[int]) -> None:
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
 
 
 def niceness(pids: set[int], actor: str) -> list[int]:
-    """Of the Ray actors of this class among the processes."""
+    """Return the niceness of Ray's actors of this class among the processes."""
     actors = [pid for pid in pids if f"ray::{actor}" in Path(f"/proc/{pid}/cmdline").read_text()]
     return [os.getpriority(os.PRIO_PROCESS, pid) for pid in actors]
 
@@ -137,7 +108,7 @@ def test_ray_runs_the_store_and_leaves_nothing(
         process = start(folder, "ray", "--log-level", "debug", log=log)
     try:
         client = connect(folder)
-        rows = fill(client)
+        rows = filled(client, 100)
         index = client.build_index("a", 0, 0, 12, PQParams(1, 4)).result(PATIENCE)
         keys = index.arrays["codebooks"][0, 0][index.arrays["codes"][0, :, 0]]
         raw = np.ascontiguousarray(rows[0, :12, :32]).view(np.uint16).astype(np.uint32) << 16
@@ -154,12 +125,12 @@ def test_ray_runs_the_store_and_leaves_nothing(
         assert max(log.stat().st_size for log in scratch.rglob("logs/*") if log.is_file()) < 1 << 20
         mapped = shared_memory(children)
         assert mapped
-        assert listening_addresses(children) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        assert listening_addresses(children) <= {"127.0.0.1", "::ffff:127.0.0.1"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert process.stdout is not None
         assert process.stdout.read() == ""
-        assert not await_end(children)
+        await_end(children)
         assert list(folder.rglob("*")) == [scratch]
         assert not [file for file in mapped if file.exists()]
         # the actor logs where its driver does
@@ -177,7 +148,7 @@ def test_a_stopped_store_is_waited_for_once_and_known_to_be_silent_until_it_goes
     process = start(folder, "process")
     try:
         client = connect(folder, call_seconds=1.0)
-        rows = fill(client)
+        rows = filled(client, 100)
         index = client.build_index("a", 0, 0, 12, PQParams(1, 4))
         process.send_signal(signal.SIGSTOP)
         # until all of its threads stand still: one may answer meanwhile
@@ -205,7 +176,7 @@ def test_a_stopped_store_is_waited_for_once_and_known_to_be_silent_until_it_goes
 def test_a_killed_store_is_unreachable_and_a_new_one_starts_anew(folder: Path) -> None:
     process = start(folder, "process")
     client = connect(folder)
-    rows = fill(client)
+    rows = filled(client, 100)
     epoch = client.epoch
     process.kill()
     process.wait(PATIENCE)
@@ -246,7 +217,7 @@ def test_the_store_ends_with_its_parent(folder: Path) -> None:
         timeout=PATIENCE,
         check=True,
     )
-    assert not await_end({int(parent.stdout)})
+    await_end({int(parent.stdout)})
     assert list(folder.iterdir()) == []
 
 
@@ -280,6 +251,15 @@ def test_a_signal_ends_the_store_whatever_its_main_thread_holds(folder: Path) ->
         process.communicate()
 
 
+@contextlib.contextmanager
+def own_handlers() -> Iterator[None]:
+    """Give this process its handlers of signals back at the end."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(
     ("flag", "named"),
     [
@@ -298,12 +278,8 @@ def test_a_flag_that_cannot_be_used_ends_with_2_and_one_line(
 
     arguments = command(folder, "process")[3:-1]
     arguments = [value for value in arguments if value.split("=")[0] != flag.split("=")[0]]
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
+    with own_handlers():
         assert main([*arguments, flag]) == 2
-    finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
-            signal.signal(number, handler)
     errors = capsys.readouterr().err.strip().splitlines()
     assert len(errors) == 1
     assert named in errors[0]
@@ -328,13 +304,11 @@ def test_a_second_store_leaves_a_running_ones_sockets_alone(
     from kv_store.__main__ import main
 
     process = start(folder, "process")
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        assert main(command(folder, "ray")[3:-1]) == 2
+        with own_handlers():
+            assert main(command(folder, "ray")[3:-1]) == 2
         assert "another store" in capsys.readouterr().err
         connect(folder).close()
     finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
-            signal.signal(number, handler)
         process.terminate()
         process.wait(PATIENCE)

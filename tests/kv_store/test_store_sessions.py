@@ -1,4 +1,4 @@
-"""What sessions hold: listed by their owner, pinned within a limit, dropped with their bytes."""
+"""Sessions: listed by their owner, pinned within a limit, dropped with their bytes."""
 
 import hashlib
 from collections.abc import Callable
@@ -8,7 +8,6 @@ import pytest
 from store_samples import LAYOUT, SLAB_BYTES, Clock
 
 from kv_store.client import NotInStore, StoreClient, StoreFull
-from kv_store.errors import PinLimit
 from kv_store.sessions import SessionDirectory
 from kv_store.state import StoreState
 
@@ -157,7 +156,7 @@ def test_sessions_and_pins_are_bounded_and_a_pin_ends_in_time(state: StoreState,
     sessions.pin("c3", True)
     sessions.pin("c1", False)
     sessions.hold("c4", (), slabs, owner="c")
-    with pytest.raises(PinLimit, match=r"28\.1%.* 25%"):
+    with pytest.raises(StoreFull, match=r"28\.1%.* 25%"):
         sessions.pin("c4", True)
     sessions.clear()
     assert (len(sessions), int(sessions.counts.sum())) == (0, 0)

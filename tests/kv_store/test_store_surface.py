@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from store_samples import LAYOUT, random_rows
+from store_samples import LAYOUT, filled
 from waiting import PATIENCE
 
 from kv_store.client import (
@@ -25,7 +25,6 @@ from kv_store.client import (
     wire,
 )
 from kv_store.client.wire import own_edition
-from kv_store.errors import InvalidArgument
 from kv_store.local import LocalStore
 from kv_store.trainers.task import TrainerPool, TrainOutcome, TrainTask
 from kv_store.v1 import kv_store_pb2 as pb
@@ -188,9 +187,7 @@ class StuckTrainers(TrainerPool):
 def test_a_build_whose_time_is_no_number_leaves_no_slab(connect: Callable[..., StoreClient]) -> None:
     client = connect()
     base = client.stats().reserved_bytes
-    client.begin("a", 40)
-    client.put("a", 0, 0, random_rows(LAYOUT, 40))
-    client.seal("a", 40)
+    filled(client, 40)
     client.build_index("a", 0, 0, 40, PQParams(2, 4)).result(PATIENCE)
     for seconds in (float("nan"), float("inf"), -1.0):
         error = client.build_index("a", 0, 0, 40, PQParams(2, 4), prefill_seconds=seconds).exception(10.0)
@@ -205,9 +202,7 @@ def test_builds_block_nobody_and_a_released_sequence_gets_no_index(monkeypatch: 
     with LocalStore(256 * 4096, slab_bytes=4096) as running:
         client = StoreClient.connect(running.target, LAYOUT, worker_id="w", max_gather_rows=8)
         base = client.stats().reserved_bytes
-        client.begin("a", 40)
-        client.put("a", 0, 0, random_rows(LAYOUT, 40))
-        client.seal("a", 40)
+        filled(client, 40)
         begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
         assert trainers.asked.wait(PATIENCE)
         trainers.futures[0].set_running_or_notify_cancel()
@@ -236,9 +231,7 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
     monkeypatch.setattr("kv_store.server.make_trainers", lambda *arguments: trainers)
     with LocalStore(256 * 4096, slab_bytes=4096) as running:
         client = StoreClient.connect(running.target, LAYOUT, worker_id="w", max_gather_rows=8)
-        client.begin("a", 40)
-        client.put("a", 0, 0, random_rows(LAYOUT, 40))
-        client.seal("a", 40)
+        filled(client, 40)
         base = client.stats().reserved_bytes
         begun = client.build_index("a", 0, 0, 40, PQParams(2, 4))
         assert trainers.asked.wait(PATIENCE)
@@ -247,7 +240,7 @@ def test_heads_are_trained_apart_and_one_that_fails_ends_the_others(monkeypatch:
         first, *others = trainers.futures
         for each in others:
             each.set_running_or_notify_cancel()
-        first.set_exception(InvalidArgument("the keys hold a NaN"))
+        first.set_exception(InvalidStoreRequest("the keys hold a NaN"))
         # The slabs are still being written.
         with pytest.raises(TimeoutError):
             begun.exception(0.1)

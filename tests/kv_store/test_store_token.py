@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from certificates import sign_oneself
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from store_samples import LAYOUT, SLAB_BYTES, random_rows
+from store_samples import LAYOUT, SLAB_BYTES, filled
 from waiting import PATIENCE
 
 from carrel.process.token import MIN_CHARACTERS, read_token
@@ -72,10 +72,7 @@ def test_whoever_shows_the_token_is_served(target: str, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     check_edition(target, 5.0, TOKEN)
     client = connect(target, TOKEN)
-    rows = random_rows(LAYOUT, 40)
-    client.begin("a", 40)
-    client.put("a", 0, 0, rows)
-    client.seal("a", 40, 0, 1)
+    rows = filled(client, 40)
     assert (client.gather(0, [RowsWanted("a", 1, np.arange(40))]) == rows[1]).all()
     client.close()
 
@@ -168,10 +165,7 @@ def test_over_tls_the_store_is_known_by_its_certificate(tmp_path: Path) -> None:
     try:
         check_edition(target, PATIENCE, TOKEN, certificate.read_bytes())
         client = connect(target, TOKEN, root=certificate.read_bytes())
-        rows = random_rows(LAYOUT, 40)
-        client.begin("a", 40)
-        client.put("a", 0, 0, rows)
-        client.seal("a", 40, 0, 1)
+        rows = filled(client, 40)
         assert (client.gather(0, [RowsWanted("a", 1, np.arange(40))]) == rows[1]).all()
         client.close()
         with pytest.raises(TokenRefused):

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from kv_store.topk import cluster_rows, pq_scores, top_k_positions
+from kv_store.index.base import top_k_positions
+from kv_store.index.kmeans import cluster_rows
+from kv_store.index.pq import pq_scores
 
 
 def brute_top_k(scores: np.ndarray, k: int) -> list[int]:

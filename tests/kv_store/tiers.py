@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from store_samples import LAYOUT, SLAB_BYTES, TOKENS, chain, random_rows
 from waiting import PATIENCE, wait_until
 
 from kv_store.client import Layout, PrefixLoading, RowsWanted, StoreClient
+from kv_store.disk.folder import TierFolder
 from kv_store.local import LocalStore
 
 NUM_SLABS = 4
@@ -81,15 +84,41 @@ class Tier:
         return num_shared // TOKENS
 
     def files(self) -> list[Path]:
-        """Those of slabs."""
+        """Return the files of slabs."""
         return sorted(self.path.glob("store-0/*.slabs"))
 
     def kept(self, *names: str) -> str:
-        """Those of which all slabs have files, and how many the others have, if there are some."""
+        """Name the prompts whose slabs all have files; of the others, how many do."""
         found = {file.stem for file in self.files()}
         counts = {name: sum(value.hex() in found for value in chain(NUM_SLABS, name)) for name in names}
         told = [name if count == NUM_SLABS else f"{name}:{count}" for name, count in counts.items() if count]
         return " ".join(told)
+
+
+def fail_once(patch: pytest.MonkeyPatch, code: int) -> list[OSError]:
+    """Let the disk's next removal fail. Returns the error until it has been raised."""
+    remove, errors = TierFolder.remove, [OSError(code, "it fails")]
+
+    def fail(folder: TierFolder, name: str) -> None:
+        if errors:
+            raise errors.pop()
+        remove(folder, name)
+
+    patch.setattr(TierFolder, "remove", fail)
+    return errors
+
+
+def hold_writes(patch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let each write to the disk wait. Returns events: a write has begun, and writes may go on."""
+    begun, goes_on, write = threading.Event(), threading.Event(), TierFolder.write
+
+    def wait(folder: TierFolder, name: str, parts: Sequence[bytes | memoryview]) -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+        write(folder, name, parts)
+
+    patch.setattr(TierFolder, "write", wait)
+    return begun, goes_on
 
 
 @contextlib.contextmanager

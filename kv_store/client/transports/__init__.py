@@ -5,8 +5,7 @@ from __future__ import annotations
 from kv_store.client.errors import InvalidStoreRequest
 from kv_store.client.transports.base import Transport
 from kv_store.client.transports.grpc_stream import GrpcStreamTransport
-from kv_store.client.transports.shm import ShmTransport
-from kv_store.client.transports.zero_copy import ZeroCopyTransport
+from kv_store.client.transports.mapped import ShmTransport, ZeroCopyTransport
 
 __all__ = ["Transport", "transport_class"]
 

@@ -1,4 +1,4 @@
-"""How bytes travel between a worker and the store; control is the same for all."""
+"""Transport of bytes between a worker and the store; control is the same for all."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from kv_store.client import wire
 from kv_store.client.indexes import ArrayRef
-from kv_store.client.layout import Layout
-from kv_store.client.rows import RowsWanted
+from kv_store.client.layout import SlabGeometry
 from kv_store.client.rpc import StoreRpc
+from kv_store.client.slab_tables import RowsWanted
 from kv_store.v1 import kv_store_pb2 as pb
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Transport(ABC):
-    """Bytes of one attachment. Built with the attachment's answer; of no use after the epoch has changed."""
+    """Bytes of one attachment; of no use after the epoch has changed."""
 
     name: ClassVar[str]
+    # The store fills a segment of the arena with the rows of a gather.
+    has_response: ClassVar[bool] = False
     # The arena is not mapped here: indexes stay in the store, which selects.
     selects_in_store: ClassVar[bool] = False
 
-    @classmethod
-    @abstractmethod
-    def response_rows(cls, max_gather_rows: int) -> int:
-        """Rows of response segment to ask for at Attach."""
-
-    @abstractmethod
     def __init__(
         self,
         rpc: StoreRpc,
-        layout: Layout,
+        geometry: SlabGeometry,
         worker_id: str,
         attached: pb.AttachResponse,
         timeout_seconds: float,
     ) -> None:
-        """timeout_seconds: to get at the arena."""
+        """attached: the store's reply to Attach. timeout_seconds: to get at the arena."""
+        self._rpc = rpc
+        self._geometry = geometry
+        self._row_bytes = geometry.layout.row_format.row_bytes
+        self._worker_id = worker_id
+        self._epoch = attached.epoch
 
     @abstractmethod
     def put(
@@ -51,19 +53,22 @@ class Transport(ABC):
     def gather(
         self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
     ) -> Bytes:
-        """The rows asked for, checked: uint8 [num_rows, row_bytes], valid until the next gather.
+        """Return the rows asked for, checked: uint8 [num_rows, row_bytes], valid until the next gather.
 
-        `slabs`: of each item, its sequence's slab table of the layer.
+        slabs: of each item, its sequence's slab table of the layer.
         """
 
     @abstractmethod
     def arrays(self, refs: tuple[ArrayRef, ...]) -> Mapping[str, npt.NDArray[Any]]:
-        """An index's arrays, read-only; none where indexes stay in the store."""
+        """Return an index's arrays, read-only; none where indexes stay in the store."""
 
     @abstractmethod
     def mapping(self) -> Bytes:
-        """The whole arena: uint8 [arena_bytes]. Raises InvalidStoreRequest when this transport maps nothing."""
+        """Return the whole arena: uint8 [arena_bytes]. Raises InvalidStoreRequest when this transport maps nothing."""
 
     @abstractmethod
     def close(self) -> None:
         """Let go of the arena; arrays handed out keep their bytes mapped."""
+
+    def _gather_request(self, layer: int, wanted: Sequence[RowsWanted]) -> pb.GatherRequest:
+        return wire.gather(self._epoch, self._worker_id, layer, wanted)

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kv_store.client import wire
 from kv_store.client.errors import InvalidStoreRequest, StoreError
 from kv_store.client.indexes import ArrayRef
-from kv_store.client.layout import Layout
-from kv_store.client.rows import RowsWanted, count_rows
-from kv_store.client.rpc import StoreRpc
+from kv_store.client.slab_tables import RowsWanted, count_rows
 from kv_store.client.transports.base import Bytes, Transport
 from kv_store.v1 import kv_store_pb2 as pb
 
@@ -25,23 +22,6 @@ class GrpcStreamTransport(Transport):
 
     name = "grpc"
     selects_in_store = True
-
-    @classmethod
-    def response_rows(cls, max_gather_rows: int) -> int:
-        return 0
-
-    def __init__(
-        self,
-        rpc: StoreRpc,
-        layout: Layout,
-        worker_id: str,
-        attached: pb.AttachResponse,
-        timeout_seconds: float,
-    ) -> None:
-        self._rpc = rpc
-        self._row_bytes = layout.row_format.row_bytes
-        self._epoch = attached.epoch
-        self._worker_id = worker_id
 
     def put(
         self, sequence_id: str, layer: int, slabs: npt.NDArray[np.int32], token_begin: int, rows: Bytes
@@ -66,7 +46,7 @@ class GrpcStreamTransport(Transport):
     def gather(
         self, layer: int, wanted: Sequence[RowsWanted], slabs: Sequence[npt.NDArray[np.int32]]
     ) -> Bytes:
-        request = wire.gather(self._epoch, self._worker_id, layer, wanted)
+        request = self._gather_request(layer, wanted)
         num_rows = count_rows(wanted)
         data = self._rpc.read_stream(self._rpc.stub.GatherRows, request, num_rows * self._row_bytes)
         if len(data) != num_rows * self._row_bytes:
