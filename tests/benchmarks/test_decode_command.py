@@ -161,7 +161,7 @@ def test_policies_are_run_side_by_side(
 def test_a_run_that_is_cut_off_keeps_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two cases the second ends the program; no half of a file is ever there."""
+    """The second of two cases ends the program. A half-written file never exists."""
     json_path, figures = tmp_path / "decode.json", DecodeFigures(Spread(1.0, 1.0, 1.0, 1), 1)
 
     def outcomes(contest: Any, name: str, cases: Any, shape: str, device: str) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What is told of a machine, and that nothing of it is secret."""
+"""Test the report of a machine, and that it holds no secret."""
 
 from __future__ import annotations
 

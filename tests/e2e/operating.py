@@ -1,4 +1,4 @@
-"""What who runs a real server sees of it: metrics of all three processes, and a log of objects without prompts."""
+"""An operator's view of a real server: metrics of all three processes, and a log of objects without prompts."""
 
 from __future__ import annotations
 

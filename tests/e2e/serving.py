@@ -122,7 +122,7 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def is_healthy(client: httpx.Client) -> bool:
-    """Whether what the client's requests go to, or through, answers them."""
+    """Return whether the client's server, or the proxy in front, answers."""
     try:
         return client.get("/health").status_code == httpx.codes.OK
     except httpx.TransportError:

@@ -257,8 +257,10 @@ def completed(server: Serving, prompt: list[int]) -> str:
 
 
 def check_full_arena(server: Serving) -> None:
-    """Who gives way goes on with the same tokens; what alone never fits is refused before it starts, and the error
-    names nothing of the inside."""
+    """Check that a preempted request continues with the same tokens.
+
+    A request that never fits, even alone, is refused before it starts, and the error names nothing of the inside.
+    """
     alone = [completed(server, prompt) for prompt in GROWING]
     before = server.worker_stats().preemptions_total
     with ThreadPoolExecutor(len(GROWING)) as pool:

@@ -58,7 +58,7 @@ def refusal(server: Serving, policy: str) -> tuple[int, str]:
 
 
 def check_prompts_are_not_told(log: str) -> None:
-    """Of what was asked not even lines of the level debug have words, or ids of tokens; there are such lines."""
+    """Check that the log has lines at debug level, and that none holds words or token ids of a prompt."""
     assert '"level": "DEBUG"' in log
     tokenizer = Tokenizer.from_file(str(NANO / "tokenizer.json"))
     for case in MANY:

@@ -42,7 +42,7 @@ def answer(server: Serving) -> str:
 def session(
     server: Serving, method: str, body: dict[str, Any] | None = None, name: str = "doc"
 ) -> dict[str, Any]:
-    """What the server says of a session, the question's or another."""
+    """Return the server's answer about a session: the question's, or another."""
     return httpx.request(method, f"{server.url}/v1/sessions/{name}", json=body, timeout=PATIENCE).json()
 
 

@@ -1,4 +1,4 @@
-"""What another host reaches of a server, by `make faults`: the server's host is a network namespace."""
+"""Scan a server from another host, by `make faults`: the server's host is a network namespace."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ WORKER_SEARCHES = "carrel_worker_index_search_seconds_count"
 
 @dataclass(frozen=True)
 class Counts:
-    """What a server has done for its indexes."""
+    """Counts of a server's work for its indexes."""
 
     trainings: float
     gathered_rows: float
@@ -50,7 +50,7 @@ def counts(server: Serving) -> Counts:
 
 
 def options_of_readme() -> list[str]:
-    """Those of README's line, as make passes them on."""
+    """Return the options of the README's command, as make passes them on."""
     [line] = re.findall(
         r'^\$ make serve ARGS="(.+--transport[^"]+)"', (ROOT / "README.md").read_text(), re.MULTILINE
     )

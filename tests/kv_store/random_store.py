@@ -47,7 +47,7 @@ NAMES = sorted({name for owner in OWNERS for words in PROMPTS for name in names_
 
 
 def bytes_of(name: bytes, layer: int) -> npt.NDArray[np.uint8]:
-    """What a slab of this name holds."""
+    """Return the contents of a slab of this name."""
     return np.random.default_rng([layer, *name]).integers(0, 256, SLAB_BYTES, np.uint8)
 
 

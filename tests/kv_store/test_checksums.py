@@ -1,4 +1,4 @@
-"""What the arena no longer holds as it was written is found, forgotten, and trained again."""
+"""Test that damaged slabs of the arena are found, forgotten, and trained again."""
 
 from collections.abc import Callable
 

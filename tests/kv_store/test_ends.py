@@ -1,4 +1,4 @@
-"""What a store is told of sequences that ended, and who waits for it."""
+"""Test how ended sequences are reported to a store, and what waits for the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was used last, beside a plain list of all uses."""
+"""Test the order of last uses against a plain list of all uses."""
 
 from __future__ import annotations
 

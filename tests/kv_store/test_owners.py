@@ -1,4 +1,4 @@
-"""Who gives room when another needs it: an owner's flood leaves what others use."""
+"""Test whose slabs are evicted when another owner needs memory: an owner's flood leaves what others use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask(store: Store, name: str, session: str = "", size: int = SIZE) -> int:
 
 
 def kept(store: Store, *names: str) -> str:
-    """Those that are wholly known."""
+    """Return the names that are wholly known."""
     epoch = store.stats().epoch
     return " ".join(name for name in names if known(store, epoch, chain(SIZE, name)) == SIZE * TOKENS)
 

@@ -110,7 +110,7 @@ def await_end(pids: set[int], seconds: float = PATIENCE) -> set[int]:
 
 
 def niceness(pids: set[int], actor: str) -> list[int]:
-    """Of the Ray actors of this class among the processes."""
+    """Return the priorities of the Ray actors of this class among the processes."""
     actors = [pid for pid in pids if f"ray::{actor}" in Path(f"/proc/{pid}/cmdline").read_text()]
     return [os.getpriority(os.PRIO_PROCESS, pid) for pid in actors]
 

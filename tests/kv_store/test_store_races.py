@@ -1,4 +1,4 @@
-"""What two threads do at once, and calls that end half-way, leave nobody's slabs in another's hands."""
+"""Test that neither two threads at once nor calls that end half-way leave a slab with two owners."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_whichever_thread_cannot_be_started_the_store_says_what_to_do_and_leaves
     )
 
     def starts_without(number: int) -> bool:
-        """Whether it starts although that thread is not to be had."""
+        """Return whether the server starts although that thread cannot start."""
         numbers = itertools.count()
 
         def fail(thread: threading.Thread) -> None:

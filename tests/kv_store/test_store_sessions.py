@@ -1,4 +1,4 @@
-"""What sessions hold: listed by their owner, pinned within a limit, dropped with their bytes."""
+"""Test sessions: listed by their owner, pinned within a limit, dropped with their bytes."""
 
 import hashlib
 from collections.abc import Callable

@@ -81,11 +81,11 @@ class Tier:
         return num_shared // TOKENS
 
     def files(self) -> list[Path]:
-        """Those of slabs."""
+        """Return the files of slabs."""
         return sorted(self.path.glob("store-0/*.slabs"))
 
     def kept(self, *names: str) -> str:
-        """Those of which all slabs have files, and how many the others have, if there are some."""
+        """Return the names whose slabs all have files; a name with some of them is followed by their number."""
         found = {file.stem for file in self.files()}
         counts = {name: sum(value.hex() in found for value in chain(NUM_SLABS, name)) for name in names}
         told = [name if count == NUM_SLABS else f"{name}:{count}" for name, count in counts.items() if count]

@@ -1,4 +1,4 @@
-"""Who asks what time it is: a clock that is set must move no deadline."""
+"""Test which clocks are read: a clock that is set must move no deadline."""
 
 from __future__ import annotations
 

@@ -60,12 +60,12 @@ class Sizes:
 
     @property
     def least(self) -> int:
-        """Of the device, every hot cache as small as it may be."""
+        """Device memory with every hot cache as small as it may be."""
         return self.weights + self.beside + self.users * memory.least_slot_bytes(self._workload)
 
     @property
     def resident(self) -> int:
-        """Of the device, every token in a slot."""
+        """Device memory with every token in a slot."""
         return self.weights + self.beside + self.host
 
     @property

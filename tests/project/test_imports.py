@@ -20,7 +20,7 @@ STUBS = ("gateway.v1", "gpu_worker.v1", "kv_store.v1")
 
 @dataclass(frozen=True)
 class Rule:
-    """What the files of one folder may import of ours, and what they may not import of others'."""
+    """Imports that the files of one folder may make of ours, and those of other packages that they may not."""
 
     folder: str
     may_import: tuple[str, ...]
@@ -147,7 +147,7 @@ def imports_upwards(source: str, package: str, room: str) -> list[str]:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """What is left when again and again those are taken away that import nothing of what is left."""
+    """Return the nodes that remain when those without arrows into the rest are removed again and again."""
     left = dict(arrows)
     while free := [room for room, others in left.items() if not others & left.keys()]:
         for room in free:

@@ -26,7 +26,7 @@ def is_private(name: str) -> bool:
 
 
 def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Of others: a class's own are its business."""
+    """Yield line and name of each private name of another object; a class's own are its business."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 
 
 def commands() -> Iterator[str]:
-    """What `carrel serve` is given, on a line of a console or in a table's cell."""
+    """Yield the arguments of each `carrel serve` on a line of a console or in a table's cell."""
     for name in ("models.md", "tuning.md", "clients.md"):
         yield from re.findall(
             r"(?:^\$ .*?|`)carrel serve *([^#`\n]*)", (DOCS / name).read_text(), re.MULTILINE
@@ -34,7 +34,7 @@ def commands() -> Iterator[str]:
 
 
 def texts_of_the_code() -> Iterator[str]:
-    """Of each file, with literals that go on in the next line made one."""
+    """Yield the text of each file, with literals that continue on the next line joined."""
     for top in ("carrel", "gateway", "gpu_worker", "kv_store"):
         for file in (ROOT / top).rglob("*.py"):
             yield re.sub(r'"\s*\n\s*f?"', "", file.read_text())
@@ -58,7 +58,7 @@ def test_every_message_is_one_of_the_code() -> None:
 
 
 def blocks() -> Iterator[str]:
-    """Of each page, a line that goes on in the next made one."""
+    """Yield the lines of each page, a line that continues on the next joined with it."""
     for page in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))):
         text = page.read_text()
         for block in re.findall(

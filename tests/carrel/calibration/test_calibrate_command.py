@@ -62,7 +62,7 @@ def test_its_file_serves_a_worker(
 
 
 def answer_with(calibration: Path, policies: list[str]) -> tuple[str, ...]:
-    """What a worker with this file offers, after each of these policies has answered."""
+    """Return the methods that a worker with this file offers after each of these policies has answered."""
     events: list[Event] = []
     with LocalStore(64 << 20) as store:
         config = WorkerConfig(

@@ -71,7 +71,7 @@ def test_the_question_may_come_on_stdin(
 
 
 def talk(server: FakeServer, lines: list[str], document: str | None = None) -> str:
-    """What a user who types `lines` sees."""
+    """Return the output that a user sees who types `lines`."""
     remaining = iter(lines)
 
     def read(prompt: str) -> str:
@@ -84,7 +84,7 @@ def talk(server: FakeServer, lines: list[str], document: str | None = None) -> s
 
 
 def converse(server: FakeServer, read: Callable[[str], str], document: str | None = None) -> str:
-    """What a user sees whose lines `read` gives."""
+    """Return the output of a chat whose input lines come from `read`."""
     output = Console(file=io.StringIO(), width=200)
     with closing(ChatClient(f"{server.url}/v1/")) as client:
         Repl(client, client.model(), Conversation(None, document), ChatOptions(), output, output).run(read)

@@ -73,7 +73,7 @@ def since(begin: float) -> float:
 
 
 def until_here(is_so: Callable[[], object], what: str, patience_s: float = 600.0) -> None:
-    """What Ray notices late takes longer than anything that we do."""
+    """Wait until the condition holds. Ray notices a failure late, so the patience is long."""
     deadline = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain until {what}"

@@ -1,5 +1,7 @@
-"""What another host reaches of a Ray cluster, by `make faults`: each node is a network namespace with a link to the
-cluster's own network, and one to the clients'."""
+"""Scan a Ray cluster from another host, by `make faults`.
+
+Each node is a network namespace with a link to the cluster's own network, and one to the clients'.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def beside(found: dict[int, str]) -> dict[str, int]:
 
 
 def served(address: str, port: int) -> set[str]:
-    """What HTTP gives without the token."""
+    """Return the paths that HTTP answers without the token."""
     found = set()
     for method, path in REQUESTS:
         reply = httpx.request(method, f"http://{address}:{port}{path}", timeout=PATIENCE)
@@ -91,7 +93,7 @@ def served(address: str, port: int) -> set[str]:
 
 
 def end_of(host: Host, folder: Path, variables: dict[str, str], command: tuple[str, ...]) -> str:
-    """What a command tells that fails there for want of the token."""
+    """Return the last output of a command that fails there for want of the token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = {**kept, "HOME": str(folder), "PYTHONPATH": str(ROOT), **variables}
     line = host.within(sys.executable, *command)

@@ -1,4 +1,4 @@
-"""What `carrel deploy` asks of Ray, and the two files that ask for the same."""
+"""Test what `carrel deploy` asks of Ray, and that two files ask for the same."""
 
 from __future__ import annotations
 

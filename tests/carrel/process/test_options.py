@@ -37,7 +37,7 @@ KINDS = (GatewayConfig, WorkerConfig, StoreConfig, ServeOptions, DeployOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What others have too."""
+    """Options that several processes share."""
 
     room: int = option("2MiB", "so much", also=("kv-room",), parse=num_bytes, ge=4096, metavar="SIZE")
     words: tuple[str, ...] = option((), "several", name="word")

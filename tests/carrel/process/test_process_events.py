@@ -1,4 +1,4 @@
-"""What a process tells its supervisor: JSON that `carrel serve` reads, or text for a person."""
+"""Test what a process reports to its supervisor: JSON that `carrel serve` reads, or text for a person."""
 
 from __future__ import annotations
 

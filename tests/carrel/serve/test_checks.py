@@ -1,4 +1,4 @@
-"""What `carrel serve` refuses before it starts anything."""
+"""Test what `carrel serve` refuses before it starts anything."""
 
 from __future__ import annotations
 

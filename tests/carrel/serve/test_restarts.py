@@ -1,4 +1,4 @@
-"""Who dies while all serve is started again: when, how often, in which order, and what of it is left."""
+"""Test restarts of processes that die while all serve: when, how often, in which order, and what is left."""
 
 from __future__ import annotations
 

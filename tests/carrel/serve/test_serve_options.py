@@ -1,4 +1,4 @@
-"""What `carrel serve` takes, and what of it reaches which process; how options are read is tested in ../process."""
+"""Test the options of `carrel serve`, and which process gets which; ../process tests how options are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resolved(*argv: str) -> Resolved[ServeOptions]:
 
 
 def processes(*argv: str) -> tuple[StoreConfig, WorkerConfig, GatewayConfig]:
-    """What each of the three reads from the command that is started."""
+    """Return the configuration that each of the three processes reads from the command that is started."""
     specs = child_specs(
         "some/model", resolved(*argv).texts, Endpoints(Path("/run/x"), "127.0.0.1", 8000, 8001)
     )

@@ -1,4 +1,4 @@
-"""What `carrel serve` checks and makes before it starts anything, and the commands it starts."""
+"""Test what `carrel serve` checks and makes before it starts anything, and the commands that it starts."""
 
 from __future__ import annotations
 
