@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkout import ROOT
 
 from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.caches.layer_map import LayerMap
@@ -25,7 +26,7 @@ from gpu_worker.records import IndexDevice
 from gpu_worker.row_format import row_format
 from kv_store.client import RowFormat
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"
+PAGE = ROOT / "docs/deployment.md"
 GIB = 2**30
 DEFAULTS = WorkerConfig(model="m", listen="unix:/a", store="unix:/b")
 NAMES = {"Llama-3.1-8B": "llama-3.1-8b", "carrel-nano": "nano"}

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from checkout import PACKAGES, ROOT, sources
 
 from benchmarks.commands import module_of
 from carrel.cli import build_parser
@@ -21,7 +21,6 @@ from gateway.rest.server import RESTServer
 from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_config import ARCHITECTURES
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
@@ -35,9 +34,8 @@ def commands() -> Iterator[str]:
 
 def texts_of_the_code() -> Iterator[str]:
     """Yield the text of each file, with literals that continue on the next line joined."""
-    for top in ("carrel", "gateway", "gpu_worker", "kv_store"):
-        for file in (ROOT / top).rglob("*.py"):
-            yield re.sub(r'"\s*\n\s*f?"', "", file.read_text())
+    for _, text in sources(*PACKAGES):
+        yield re.sub(r'"\s*\n\s*f?"', "", text)
 
 
 def test_the_page_of_models_has_every_family() -> None:
