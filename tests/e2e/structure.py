@@ -19,7 +19,7 @@ class Film(BaseModel):
 
 
 def check_structure(server: Serving) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     messages = [{"role": "user", "content": "Tell me of a film."}]
     reply = client.chat.completions.parse(
         model="carrel-nano", messages=messages, response_format=Film, temperature=1, seed=3, n=2
@@ -42,7 +42,7 @@ def check_structure(server: Serving) -> None:
 
 def check_tools(server: Serving) -> None:
     """A loop of two turns: a call that must be, and what the model says to its answer."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     messages: list[Any] = [{"role": "user", "content": "Which films are there?"}]
     tool = openai.pydantic_function_tool(Film, name="find")
     arguments: dict[str, Any] = {

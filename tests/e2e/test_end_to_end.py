@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import openai
-import psutil
 import pytest
 from doors import check_doors
-from operating import check_operating
+from operating import LAYERS, check_indexes, check_operating
 from questions import Question, ask
-from serving import Serving, serving
+from serving import ROOT, Serving, is_left, serving
 from structure import check_structure, check_tools
 from waiting import PATIENCE, wait_until
 
@@ -27,7 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SLABS = ("--slab-bytes", "1MiB")
 # of a server that starts none of its processes again
 ENDS_WITH_ANY = ("--restarts", "0")
-LAYERS, KV_HEADS, ROW_BYTES = 8, 2, 2 * 64 * 4
+KV_HEADS, ROW_BYTES = 2, 2 * 64 * 4
 MAX_TOKENS = 16
 
 
@@ -59,12 +61,13 @@ SELECTED_BY_THE_STORE = [
     Case("rest", "full", 1.0, ask(700, seed=3)),
 ]
 FEW = [*SELECTED_BY_THE_STORE, ORACLE]
-# The policies that recall by another endpoint too.
-MANY = [
-    *FEW,
+# The store trains their indexes.
+TRAINED = [
     Case("rest", "clusterkv", 0.2, ask(900, seed=3)),
     Case("grpc", "pqcache", 0.1, ask(1500, seed=4)),
 ]
+# The policies that recall by another endpoint too.
+MANY = [*FEW, *TRAINED]
 
 
 class StoreWatch:
@@ -103,7 +106,7 @@ def send(server: Serving, case: Case) -> Reply:
 
 
 def send_rest(server: Serving, case: Case) -> Reply:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     arguments = {
         "model": "carrel-nano",
         "messages": [{"role": "user", "content": case.question.text}],
@@ -195,10 +198,10 @@ def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
 
 
 @contextmanager
-def answering(transport: str, cases: list[Case], *options: str, arena: str = "1GiB") -> Iterator[Serving]:
+def answering(cases: list[Case], *options: str, arena: str = "1GiB") -> Iterator[Serving]:
     """A server where nothing is kept for prompts that begin alike; it answers the requests by REST and gRPC at once,
     with exact bytes and budgets, and its store is empty then."""
-    with serving("--transport", transport, "--prefix-cache", "off", *options, arena=arena) as server:
+    with serving("--prefix-cache", "off", *options, arena=arena) as server:
         # the end of the warm-up's last request may still be on its way to the store
         wait_empty(server)
         baseline = server.store_stats().reserved_bytes
@@ -217,24 +220,30 @@ def answering(transport: str, cases: list[Case], *options: str, arena: str = "1G
         yield server
 
 
-def are_gone(processes: list[psutil.Process]) -> bool:
-    return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+def options_of_readme() -> list[str]:
+    """Return the options of the README's command for the papers' machinery, as make passes them on."""
+    text = (ROOT / "README.md").read_text()
+    [line] = re.findall(r'^\$ make serve ARGS="(.+--transport[^"]+)"', text, re.MULTILINE)
+    return shlex.split(line)
 
 
 def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_along() -> None:
-    with answering("grpc", SELECTED_BY_THE_STORE, *SLABS, *ENDS_WITH_ANY, "--no-warmup") as server:
+    options = (*options_of_readme(), *SLABS, *ENDS_WITH_ANY, "--no-warmup")
+    with answering(SELECTED_BY_THE_STORE, *options) as server:
         with pytest.raises(openai.BadRequestError, match=r"'oracle'.*--transport zero_copy"):
             send(server, ORACLE)
         check_structure(server)
         check_tools(server)
         check_doors(server)
+        for case in TRAINED:
+            check_indexes(server, partial(send, server, case), by_store=True)
         check_operating(server, SELECTED_BY_THE_STORE[0].question.text)
         children = server.descendants()
         # Ray's, too, of which some would try for a minute to tell of its end
         assert len(children) > 3
         server.process.kill()
         server.process.wait()
-        wait_until(lambda: are_gone(children), lambda: f"for {children}", poll=0.2)
+        wait_until(lambda: not any(map(is_left, children)), lambda: f"for {children}", poll=0.2)
 
 
 # A slab of 256 KiB holds 256 tokens of a layer: 45 MiB hold four such prompts and their indexes, but not what they grow
@@ -244,7 +253,7 @@ GROWING = [[10 * number + place % 7 for place in range(1010)] for number in rang
 
 
 def completed(server: Serving, prompt: list[int]) -> str:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     reply = client.completions.create(
         model="carrel-nano",
         prompt=prompt,
@@ -275,9 +284,11 @@ def check_full_arena(server: Serving) -> None:
 def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_full_arena_and_a_killed_store() -> (
     None
 ):
-    options = ("--slab-bytes", SLAB_BYTES, *ENDS_WITH_ANY)
-    with answering("shm", FEW, *options, arena=SMALL_ARENA) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    options = ("--transport", "shm", "--slab-bytes", SLAB_BYTES, *ENDS_WITH_ANY)
+    with answering(FEW, *options, arena=SMALL_ARENA) as server:
+        for case in TRAINED:
+            check_indexes(server, partial(send, server, case), by_store=False)
+        client = server.openai()
 
         def stream() -> openai.Stream:
             return client.chat.completions.create(
@@ -299,9 +310,8 @@ def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_ful
 
         lost = stream()
         next(iter(lost))
-        actor = [child for child in server.descendants() if "StoreActor" in "".join(child.cmdline())]
-        assert actor, [child.cmdline()[:2] for child in server.descendants()]
-        actor[0].kill()
+        [actor] = server.actors("StoreActor")
+        actor.kill()
         with pytest.raises((openai.APIError, openai.APIConnectionError)):
             for _ in lost:
                 pass

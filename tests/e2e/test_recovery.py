@@ -9,10 +9,9 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 from questions import ask
-from serving import Serving, serving
+from serving import Serving, is_left, serving
 from waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.slow]
@@ -24,12 +23,8 @@ MESSAGES = [{"role": "user", "content": QUESTION.text}]
 TOKEN_BYTES = 8 * 2 * 2 * 64 * 4
 
 
-def client_of(server: Serving) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
-
-
 def answer(server: Serving) -> str:
-    reply = client_of(server).chat.completions.create(
+    reply = server.openai().chat.completions.create(
         model="carrel-nano",
         messages=MESSAGES,
         temperature=0,
@@ -55,7 +50,7 @@ def num_cached(server: Serving, policy: str) -> int:
 
 def running_stream(server: Serving) -> openai.Stream:
     """A stream that would go on for long, and has begun."""
-    stream = client_of(server).chat.completions.create(
+    stream = server.openai().chat.completions.create(
         model="carrel-nano",
         messages=MESSAGES,
         max_tokens=4000,
@@ -81,14 +76,6 @@ def until(is_so: Callable[[], bool], server: Serving) -> None:
         return is_so()
 
     wait_until(serves_on, lambda: server.log.read_text()[-4000:], poll=0.1)
-
-
-def actor_of(server: Serving) -> psutil.Process:
-    return next(child for child in server.descendants() if "StoreActor" in "".join(child.cmdline()))
-
-
-def is_left(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(tmp_path: Path) -> None:
@@ -131,7 +118,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         assert num_cached(server, "pqcache") == kept["tokens"]
 
         # with no request that would notice
-        actor = actor_of(server)
+        [actor] = server.actors("StoreActor")
         server.child("kv_store").kill()
         until(lambda: readiness(server) == 503, server)
         until(lambda: readiness(server) == 200, server)
@@ -143,7 +130,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         assert answer(server) == before
 
         stream = running_stream(server)
-        actor_of(server).kill()
+        server.actors("StoreActor")[0].kill()
         until(lambda: readiness(server) == 503, server)
         with pytest.raises(openai.APIError):
             for _ in stream:
@@ -173,7 +160,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
 
 def drained_stream(server: Serving) -> openai.Stream:
     """A stream that has begun and will last a while, but not for ever."""
-    stream = client_of(server).chat.completions.create(
+    stream = server.openai().chat.completions.create(
         model="carrel-nano",
         messages=[{"role": "user", "content": "Once upon a time"}],
         max_tokens=60,

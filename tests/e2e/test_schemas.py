@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 from random_schemas import random_schema
 from serving import NANO, ROOT, Serving, serving
@@ -22,7 +21,7 @@ CHECKED = jsonschema.FormatChecker(("date", "uuid", "ipv4"))
 
 def ask(server: Serving, seed: int) -> tuple[str, str, int]:
     """Why the answer ended, it, and its tokens; an odd seed's is the arguments of a call."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=1200)
+    client = server.openai()
     schema = random_schema(seed)
     arguments = {
         "model": client.models.list().data[0].id,

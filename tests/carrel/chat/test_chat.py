@@ -26,6 +26,7 @@ from carrel.chat.repl import Repl
 from carrel.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
+NO_URLS = ("127.0.0.1:8000", "localhost:8000", "ftp://127.0.0.1", "http://127.0.0.1:x")
 
 
 @pytest.fixture
@@ -145,16 +146,6 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert "carrel serve" in error
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost:8000", "ftp://127.0.0.1", "http://127.0.0.1:x"])
-def test_a_url_that_is_none_is_refused_with_what_is_missing(
-    capsys: pytest.CaptureFixture[str], url: str
-) -> None:
-    assert main(["chat", "--url", url, "--question", "What?"]) == 2
-    error = capsys.readouterr().err
-    assert f"--url {url} " in error
-    assert "http://127.0.0.1:8000" in error
-
-
 def test_keys(
     server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,33 +170,43 @@ def test_a_key_that_is_none_is_refused_and_not_shown(
         assert key.strip() not in error
 
 
-@pytest.mark.parametrize("temperature", ["nan", "inf", "warm"])
-def test_a_temperature_that_is_no_number_is_refused(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], temperature: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        chat(server, "--question", "What?", "--temperature", temperature)
-    assert ended.value.code == 2
-    assert f"--temperature: '{temperature}' is no number" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "cannot read"), (b"\xff\xfe\x00", "not UTF-8"), (b"a\0b", "binary"), (b"\n", "empty")],
+    ("changes", "message"),
+    [
+        *(({"--url": url}, "http://127.0.0.1:8000") for url in NO_URLS),
+        *(
+            ({"--temperature": text}, f"--temperature: '{text}' is no number")
+            for text in ("nan", "inf", "warm")
+        ),
+        ({"--question": " "}, "error:"),
+        ({"--system": "caf\udce9"}, "the system message is not UTF-8 text"),
+        ({"--file": "none"}, "cannot read"),
+        ({"--file": "latin"}, "not UTF-8"),
+        ({"--file": "binary"}, "binary"),
+        ({"--file": "empty"}, "empty"),
+    ],
 )
-def test_files_that_are_no_text(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str
+def test_what_cannot_be_asked_is_refused(
+    server: FakeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    changes: dict[str, str],
+    message: str,
 ) -> None:
-    path = tmp_path / "file"
-    if content is not None:
-        path.write_bytes(content)
-    assert main(["chat", "--file", str(path), "--question", "What?"]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_an_empty_question_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat(server, "--question", " ") == 2
-    assert "error:" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("latin", b"\xff\xfe\x00"), ("binary", b"a\0b"), ("empty", b"\n")):
+        (tmp_path / name).write_bytes(content)
+    given = {"--url": server.url, "--question": "What?", **changes}
+    try:
+        code: object = main(["chat", *(word for each in given.items() for word in each)])
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert "--url" not in changes or f"--url {changes['--url']} " in error
+    assert not server.requests
 
 
 # how Python reads stdin in most languages, and in the language C
@@ -230,13 +231,6 @@ def test_what_is_typed_that_is_no_text_is_refused_and_the_conversation_goes_on(s
     assert seen.count("the question is not UTF-8 text") == 2
     assert "Forty-two." in seen
     assert [request["messages"][0]["content"] for request in server.requests] == ["What night?"]
-
-
-def test_a_system_message_that_is_no_text_is_refused(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert chat(server, "--system", "caf\udce9", "--question", "What?") == 2
-    assert "the system message is not UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN], ids=["default", "ignored"])
