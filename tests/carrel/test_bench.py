@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from commands import Command
 from waiting import PATIENCE
 
 from benchmarks.commands import module_of
-from carrel.cli import main
 from carrel.commands import bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,38 +53,25 @@ def test_options_reach_the_benchmark_from_any_folder(tmp_path: Path) -> None:
         (["serve", "--url", "http://127.0.0.1:1", "--api-key", "secret\n"], 2, "CARREL_API_KEY"),
     ],
 )
-def test_the_exit_code_says_what_is_wrong(
-    argv: list[str], code: int, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        ended: object = main(["bench", *argv])
-    except SystemExit as exited:
-        ended = exited.code
-    error = capfd.readouterr().err
-    assert (ended, message in error, "secret" in error) == (code, True, False), error
+def test_the_exit_code_says_what_is_wrong(argv: list[str], code: int, message: str, carrel: Command) -> None:
+    error = carrel.refusal("bench", *argv, code=code)
+    assert (message in error, "secret" in error) == (True, False), error
 
 
 def test_without_the_folder_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrel: Command
 ) -> None:
     monkeypatch.setattr(bench, "CHECKOUT", tmp_path)
-    assert main(["bench", "decode"]) == 1
-    error = capsys.readouterr().err
+    error = carrel.refusal("bench", "decode", code=1)
     assert "there is no benchmarks/ folder" in error
     assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("argv", "missing"),
-    [
-        (["decode"], "torch"),
-        (["serve"], "httpx"),
-        (["soak"], "httpx, psutil"),
-    ],
+    ("name", "missing"), [("decode", "torch"), ("serve", "httpx"), ("soak", "httpx, psutil")]
 )
 def test_a_missing_library_is_named(
-    argv: list[str], missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, missing: str, monkeypatch: pytest.MonkeyPatch, carrel: Command
 ) -> None:
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
-    assert main(["bench", *argv]) == 1
-    assert f"{argv[0]} needs {missing}: pip install -e" in capsys.readouterr().err
+    assert f"{name} needs {missing}: pip install -e" in carrel.refusal("bench", name, code=1)

@@ -12,8 +12,8 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
+from commands import Command
 
-from carrel.cli import main
 from carrel.commands import serve
 from carrel.errors import ModelNotFoundError
 from carrel.process.options import OptionError
@@ -28,12 +28,11 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "run", lambda *arguments: pytest.fail("a process is started"))
 
 
-def refused(capsys: pytest.CaptureFixture[str], model: Path, *options: str) -> str:
+def refused(carrel: Command, model: Path, *options: str) -> str:
     """Return the one line of a refusal."""
-    assert main(["serve", str(model), "--port", "0", "--grpc-port", "0", *options]) == 2
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1), error
-    return error
+    ended = carrel("serve", model, "--port", "0", "--grpc-port", "0", *options)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    return ended.err
 
 
 def run_here(specs: Sequence[ChildSpec], environment: object) -> None:
@@ -81,13 +80,13 @@ def test_a_model_that_a_process_would_refuse_is_refused_before_any_is_started(
     spoil: Callable[[Path], object],
     text: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    carrel: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serve, "run_checks", run_here)
     model = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
     spoil(model)
-    assert text in refused(capsys, model)
+    assert text in refused(carrel, model)
 
 
 @pytest.mark.parametrize(
@@ -114,20 +113,16 @@ def test_a_model_that_a_process_would_refuse_is_refused_before_any_is_started(
     ],
 )
 def test_options_that_a_process_would_refuse_are_refused_before_any_is_started(
-    options: list[str],
-    text: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    options: list[str], text: str, tmp_path: Path, carrel: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "run_checks", run_here)
     monkeypatch.chdir(tmp_path)
     Path("broken.jinja").write_text("{% if")
-    assert text in refused(capsys, BUNDLED, *options)
+    assert text in refused(carrel, BUNDLED, *options)
 
 
-def test_the_checks_run_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--device 'cuda:99'" in refused(capsys, BUNDLED, "--device", "cuda:99")
+def test_the_checks_run_in_processes_of_their_own(carrel: Command) -> None:
+    assert "--device 'cuda:99'" in refused(carrel, BUNDLED, "--device", "cuda:99")
 
 
 def test_a_model_that_the_hub_does_not_give_is_refused(
