@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
+import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +18,49 @@ class Film(BaseModel):
     title: str = Field(max_length=12)
     kind: Literal["film", "book"]
     years: list[int] = Field(max_length=2)
+
+
+# Each kind of schema whose answer is of bounded length.
+PARTS: dict[str, Any] = {
+    "größe": {"type": "string", "maxLength": 5},
+    "unit price": {"type": "string", "minLength": 2, "maxLength": 12},
+    "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+    "words": {"type": "string", "pattern": "^[a-z]{1,6}( [a-z]{1,6}){0,2}$"},
+    **{name: {"type": "string", "format": name} for name in ("date", "uuid", "ipv4")},
+    "number": {"type": "number", "minimum": -3, "maximum": 40},
+    "integer": {"type": "integer", "minimum": -900, "exclusiveMaximum": 1000},
+    "choice": {"enum": ["süd", 'a "b"', 1, 2.5, None, True]},
+    "constant": {"const": 7},
+    "flag": {"type": ["boolean", "null"]},
+    "list": {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 1, "maxItems": 3},
+    "union": {"anyOf": [{"type": "string", "maxLength": 3}, {"$ref": "#/$defs/part"}, {"type": "null"}]},
+}
+PART = {"type": "object", "properties": {"x-1": {"type": "boolean"}}, "additionalProperties": False}
+KINDS = {"type": "object", "properties": PARTS, "required": [*PARTS], "$defs": {"part": PART}}
+KINDS["additionalProperties"] = False
+
+
+def check_kinds(server: Serving) -> None:
+    """Check that answers and arguments of calls at temperature 1 are of a schema of all kinds."""
+    client, known = server.openai(), jsonschema.FormatChecker(("date", "uuid", "ipv4"))
+    checker = jsonschema.Draft202012Validator(KINDS, format_checker=known)
+    tool = {"type": "function", "function": {"name": "give", "parameters": KINDS}}
+    named = {"type": "json_schema", "json_schema": {"name": "example", "schema": KINDS}}
+    called = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    for seed, how in enumerate(({"response_format": named}, called)):
+        reply = client.chat.completions.create(
+            model="carrel-nano",
+            messages=[{"role": "user", "content": "Give an example."}],
+            temperature=1,
+            seed=seed,
+            n=3,
+            max_tokens=1500,
+            **how,
+        )
+        for choice in reply.choices:
+            calls = choice.message.tool_calls
+            assert choice.finish_reason in ("stop", "tool_calls")
+            checker.validate(json.loads(calls[0].function.arguments if calls else choice.message.content))
 
 
 def check_structure(server: Serving) -> None:

@@ -18,7 +18,7 @@ from doors import check_doors
 from operating import LAYERS, check_indexes, check_operating
 from questions import Question, ask
 from serving import ROOT, Serving, is_left, serving
-from structure import check_structure, check_tools
+from structure import check_kinds, check_structure, check_tools
 from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2
@@ -234,6 +234,7 @@ def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_alo
             send(server, ORACLE)
         check_structure(server)
         check_tools(server)
+        check_kinds(server)
         check_doors(server)
         for case in TRAINED:
             check_indexes(server, partial(send, server, case), by_store=True)
