@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -60,6 +61,19 @@ class Serving:
 
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+
+    def stream(self, text: str, max_tokens: int, **carrel: Any) -> openai.Stream:
+        """Return a chat that goes on for so many tokens, and has begun."""
+        stream = self.openai().chat.completions.create(
+            model="carrel-nano",
+            messages=[{"role": "user", "content": text}],
+            max_tokens=max_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True, "carrel": carrel},
+        )
+        for _, chunk in zip(range(4), stream, strict=False):
+            assert chunk.choices
+        return stream
 
     def chat_stub(self, channel: grpc.Channel) -> chat_pb2_grpc.ChatStub:
         return chat_pb2_grpc.ChatStub(channel)

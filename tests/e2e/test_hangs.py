@@ -29,13 +29,7 @@ class Stream(threading.Thread):
         super().__init__(daemon=True)
         self.num_chunks = 0
         self.error: openai.APIError | None = None
-        self._chunks = server.openai().chat.completions.create(
-            model="carrel-nano",
-            messages=[{"role": "user", "content": ask(300, seed=9).text}],
-            max_tokens=30000,
-            stream=True,
-            extra_body={"ignore_eos": True, "carrel": {"policy": policy, "budget": 0.5}},
-        )
+        self._chunks = server.stream(ask(300, seed=9).text, 30000, policy=policy, budget=0.5)
         self.start()
 
     def run(self) -> None:

@@ -48,20 +48,6 @@ def num_cached(server: Serving, policy: str) -> int:
     return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def running_stream(server: Serving) -> openai.Stream:
-    """A stream that would go on for long, and has begun."""
-    stream = server.openai().chat.completions.create(
-        model="carrel-nano",
-        messages=MESSAGES,
-        max_tokens=4000,
-        stream=True,
-        extra_body={"ignore_eos": True, "carrel": {"policy": "pqcache", "budget": 0.2}},
-    )
-    for _, chunk in zip(range(4), stream, strict=False):
-        assert chunk.choices
-    return stream
-
-
 def readiness(server: Serving) -> int:
     """The status of /ready; 0 while nobody listens."""
     try:
@@ -99,7 +85,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         before = answer(server)
         assert before.strip().rstrip(".") == QUESTION.answer
 
-        stream = running_stream(server)
+        stream = server.stream(QUESTION.text, 4000, policy="pqcache", budget=0.2)
         server.child("gpu_worker").kill()
         with pytest.raises(openai.APIError, match="worker"):
             for _ in stream:
@@ -129,7 +115,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         assert num_cached(server, "pqcache") == kept["tokens"]
         assert answer(server) == before
 
-        stream = running_stream(server)
+        stream = server.stream(QUESTION.text, 4000, policy="pqcache", budget=0.2)
         server.actors("StoreActor")[0].kill()
         until(lambda: readiness(server) == 503, server)
         with pytest.raises(openai.APIError):
@@ -150,22 +136,9 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         seen += server.descendants()
 
         with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            streams = [drained_stream(server) for _ in range(NUM_STREAMS)]
+            streams = [server.stream("Once upon a time", 60) for _ in range(NUM_STREAMS)]
             ends = [pool.submit(lambda stream: [*stream][-1].choices[0].finish_reason, s) for s in streams]
             assert server.stop() == 0, server.log.read_text()[-3000:]
             assert [end.result() for end in ends] == ["length"] * NUM_STREAMS
         assert not [process for process in seen if is_left(process)]
         assert not server.run.exists()
-
-
-def drained_stream(server: Serving) -> openai.Stream:
-    """A stream that has begun and will last a while, but not for ever."""
-    stream = server.openai().chat.completions.create(
-        model="carrel-nano",
-        messages=[{"role": "user", "content": "Once upon a time"}],
-        max_tokens=60,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    assert next(stream).choices
-    return stream

@@ -5,7 +5,6 @@ Each node is a network namespace with a link to the cluster's own network, and o
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ import pytest
 import ray
 from certificates import sign_oneself
 from cluster_rig import ROOT, SMALL
+from figures import tell
 from port_rig import START_SYNC, by_the_public_link, call, listeners, methods, seen
 from ray_network import PORT as GCS_PORT
 from ray_network import Host, Network, can_make_networks, network
@@ -54,10 +54,6 @@ ALL_NODES = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 ASK = "import httpx, sys; print(httpx.request(sys.argv[1], sys.argv[2], timeout=60).status_code)"
 INIT = "import ray, sys; ray.init(sys.argv[1])"
 WRONG = "0" * 64
-
-
-def tell(what: str, **figures: object) -> None:
-    print(json.dumps({"what": what, **figures}))
 
 
 def deploy(net: Network, *options: str) -> None:
