@@ -17,15 +17,23 @@ from carrel.evaluation.suite import ANSWER_TOKENS, Suite
 MakeRun = Callable[..., FakeRun]
 
 
-def test_every_cell_asks_the_same_questions(fake_run: MakeRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policies", "named"),
+    [
+        ([], ("full", "oracle", "pqcache", "clusterkv")),
+        # every method of the worker
+        (["all", "snapkv+adakv"], ("full", "clusterkv", "oracle", "pqcache", "snapkv", "snapkv+adakv")),
+        (["ablations"], ("pqcache", "clusterkv", "clusterkv+l2", "clusterkv+ip")),
+    ],
+)
+def test_every_cell_asks_the_same_questions(
+    fake_run: MakeRun, policies: list[str], named: tuple[str, ...]
+) -> None:
     run = fake_run()
-    run("--json", tmp_path / "report.json")
+    run(*(["--policies", *policies] if policies else []))
     asked = Counter((request.policy, request.num_prefill_tokens > 0) for request in run.worker.requests)
-    assert asked == {
-        (policy, is_p2): NUM_DOCUMENTS
-        for policy in ("full", "oracle", "pqcache", "clusterkv")
-        for is_p2 in (False, True)
-    }
+    assert asked == {(policy, is_p2): NUM_DOCUMENTS for policy in named for is_p2 in (False, True)}
+    assert run.worker.requests[0].policy == named[0]
     prompts = {tuple(request.prompt_token_ids) for request in run.worker.requests}
     assert len(prompts) == NUM_DOCUMENTS
     assert all(len(prompt) <= LENGTH - ANSWER_TOKENS for prompt in prompts)
@@ -80,15 +88,6 @@ def test_a_budget_may_be_a_number_of_tokens(fake_run: MakeRun, tmp_path: Path) -
     assert len(run.worker.requests) == 2 * NUM_DOCUMENTS
 
 
-def test_all_stands_for_every_method_of_the_worker(fake_run: MakeRun) -> None:
-    run = fake_run()
-    run("--policies", "all", "snapkv+adakv", "--protocols", "P1")
-    asked = Counter(request.policy for request in run.worker.requests)
-    named = ("full", "clusterkv", "oracle", "pqcache", "snapkv", "snapkv+adakv")
-    assert asked == dict.fromkeys(named, NUM_DOCUMENTS)
-    assert run.worker.requests[0].policy == "full"
-
-
 def test_memory_is_told_of_what_a_policy_keeps(fake_run: MakeRun, tmp_path: Path) -> None:
     run, path = fake_run(), tmp_path / "report.json"
     shown = run("--policies", "full", "oracle", "snapkv", "--protocols", "P1", "--json", path).out
@@ -128,14 +127,6 @@ def test_a_budget_that_a_policy_refuses_leaves_its_cell_out(fake_run: MakeRun, t
         ("oracle", 128),
     ]
     assert "left out: mixed 1K P1 snapkv 64: snapkv needs more tokens" in notes
-
-
-def test_ablations_stand_beside_their_methods(fake_run: MakeRun) -> None:
-    run = fake_run()
-    run("--policies", "ablations", "--protocols", "P1")
-    asked = Counter(request.policy for request in run.worker.requests)
-    named = ("pqcache", "clusterkv", "clusterkv+l2", "clusterkv+ip")
-    assert asked == dict.fromkeys(named, NUM_DOCUMENTS)
 
 
 def test_a_busy_worker_is_asked_again(fake_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
