@@ -30,7 +30,7 @@ def test_version(carrel: Command) -> None:
     assert carrel.output("version").startswith(f"carrel {version()} (commit ")
 
 
-@pytest.mark.parametrize("argv", [["eval"], ["bench", "prefill", "--device", "cpu"]])
+@pytest.mark.parametrize("argv", [["eval"], ["bench", "serve"]])
 @pytest.mark.parametrize(("name", "told"), [("", "is a folder"), ("book.txt/x.json", "is no folder")])
 def test_where_nothing_can_be_written_is_told_before_anything_is_measured(
     argv: list[str], name: str, told: str, tmp_path: Path, carrel: Command
