@@ -59,7 +59,7 @@ FAULTS := tests/e2e/test_histories.py tests/e2e/test_attacks.py tests/e2e/test_l
 	tests/e2e/test_recovery.py \
 	tests/gateway/test_loop_lag.py tests/gateway/test_strangers.py tests/gpu_worker/engine/test_history.py \
 	tests/gpu_worker/engine/test_any_schedule.py tests/gpu_worker/engine/test_giving_way.py \
-	tests/carrel/cluster/test_ray_network.py tests/carrel/cluster/test_cluster_scan.py tests/carrel/cluster/test_cluster_e2e.py \
+	tests/carrel/cluster/test_cluster_scan.py tests/carrel/cluster/test_cluster_e2e.py \
 	tests/carrel/cluster/test_cluster_faults.py tests/carrel/cluster/test_cluster_network.py
 
 faults: $(READY)  ## faults on purpose, the tests that take minutes: a hundred seeds, who hangs, nodes that are lost; -s shows figures

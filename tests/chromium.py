@@ -72,7 +72,7 @@ class Tab:
         self.send("Page.navigate", url=url)
 
     def look(self, width: int, height: int, theme: str = "light", scale: int = 1) -> None:
-        """Of a screen of this size, in CSS pixels."""
+        """Emulate a screen of this size, in CSS pixels."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,

@@ -1,5 +1,7 @@
-"""What holds for every test: one thread per process, kernels in Triton's interpreter where there is no GPU, and
-tests that start real processes or use the GPU one after the other."""
+"""Set up every test: one thread per process, kernels in Triton's interpreter where there is no GPU.
+
+Tests that start real processes or use the GPU run one after the other.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What thousands of collected tests hold stays to the end, and no garbage collection walks it: neither while it
-    grows nor later, where a benchmark that collects several times took seconds."""
+    """Freeze what thousands of collected tests hold, so that no garbage collection walks it.
+
+    Neither while it grows nor later, where a benchmark that collects several times took seconds.
+    """
     gc.disable()
     try:
         return (yield)

@@ -25,7 +25,7 @@ PROXY_PATIENCE = ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEAL
 
 
 def living_with(words: Collection[str], processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that live and have all `words` in their command line."""
+    """Return the live processes that have all `words` in their command line."""
     found = []
     for process in processes:
         try:
@@ -82,7 +82,7 @@ class Nodes:
         return found
 
     def running(self, *words: str) -> list[psutil.Process]:
-        """Of these, those that live and have all `words` in their command line."""
+        """Return the cluster's live processes that have all `words` in their command line."""
         return living_with(words, self.processes())
 
 

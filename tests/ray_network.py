@@ -29,7 +29,7 @@ SWITCH = "cn-switch"
 
 
 def can_make_networks() -> bool:
-    """Whether this process may make network namespaces."""
+    """Return whether this process may make network namespaces."""
     name = f"cn-try-{os.getpid()}"
     try:
         made = subprocess.run(["ip", "netns", "add", name], capture_output=True)
@@ -140,8 +140,10 @@ class Network:
 
 @contextmanager
 def network(number: int, variables: Mapping[str, str] | None = None) -> Iterator[Network]:
-    """So many hosts, with these variables, until the block ends; nothing of theirs is left then. Needs rights to make
-    namespaces."""
+    """Make `number` hosts with these variables until the block ends; nothing of theirs is left then.
+
+    Needs rights to make namespaces.
+    """
     hosts = tuple(Host(each) for each in range(number))
     with tempfile.TemporaryDirectory(prefix="rw-", dir="/tmp") as folder:
         token = Path(folder) / "token"

@@ -1,4 +1,4 @@
-"""What a host's ports answer to another host."""
+"""Answers of a host's ports to another host."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""The command that the tests of this folder run, and a gateway with a fake worker behind it."""
+
 from __future__ import annotations
 
 import sys
@@ -5,17 +7,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from commands import Command
 
-# the gateway with a fake worker behind it
+from benchmarks.__main__ import main
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
+from gateway_stack import Stack, running_stack, write_tokenizer
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tiny operations on as many threads as cores wait for each other."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+
+@pytest.fixture
+def bench(capfd: pytest.CaptureFixture[str]) -> Command:
+    return Command(main, capfd)
+
+
+@pytest.fixture(scope="session")
+def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    model = write_tokenizer(tmp_path_factory.mktemp("tiny"))
+    with running_stack(tmp_path_factory.mktemp("load"), model) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(shared_stack: Stack) -> Stack:
+    """A server that was asked nothing so far."""
+    shared_stack.say("the quick brown fox jumps over the lazy dog", token_s=0.001)
+    return shared_stack

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Command
 
 from benchmarks import comparison, decode_rows
-from benchmarks.__main__ import main
 from benchmarks.commands import decode, prefill
 from benchmarks.comparison import Outcome
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, PrefillFigures, Spread
@@ -106,7 +106,9 @@ def test_prompts_are_compared_with_the_same_under_dense_attention() -> None:
     assert prefill.cases_of(PREFILL.rivals[BASELINE], [case, dense]) == [dense]
 
 
-def test_a_budget_is_a_share_of_each_context_or_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_is_a_share_of_each_context_or_tokens(
+    monkeypatch: pytest.MonkeyPatch, bench: Command
+) -> None:
     asked: list[PrefillCase | DecodeCase] = []
 
     def measured(_contest: object, plan: dict[str, list[PrefillCase | DecodeCase]], *_rest: object) -> list:
@@ -116,52 +118,43 @@ def test_a_budget_is_a_share_of_each_context_or_tokens(monkeypatch: pytest.Monke
     monkeypatch.setattr("benchmarks.commands.prefill.measure_rivals", measured)
     monkeypatch.setattr("benchmarks.commands.decode.measure_rivals", measured)
     common = ["--device", "cpu", "--rivals", "carrel", "--policies", "full", "chelsea", "--budget"]
-    assert main(["prefill", "--contexts", "32K", "128K", *common, "0.2"]) == 0
-    assert main(["decode", "--workloads", "64Kx8", *common, "0.2"]) == 0
-    assert main(["prefill", "--contexts", "32K", *common, "2K"]) == 0
+    bench.output("prefill", "--contexts", "32K", "128K", *common, "0.2")
+    bench.output("decode", "--workloads", "64Kx8", *common, "0.2")
+    bench.output("prefill", "--contexts", "32K", *common, "2K")
     assert [case.budget_tokens for case in asked] == [None, 6553, None, 26214, None, 13107, None, 2048]
 
 
 @pytest.mark.parametrize(
-    ("name", "workload", "policies"),
+    ("name", "workload", "policy"),
     [
-        ("decode", ["--workloads", "256x2", "--steps", "2"], ["snapkv", "chelsea"]),
-        # each policy is a process of its own, and only decoding tells these two apart
-        ("prefill", ["--contexts", "256"], ["snapkv"]),
+        # chelsea compresses again, which only decoding tells apart
+        ("decode", ["--workloads", "256x2", "--steps", "2"], "chelsea"),
+        ("prefill", ["--contexts", "256"], "snapkv"),
     ],
 )
 def test_policies_are_run_side_by_side(
-    name: str,
-    workload: list[str],
-    policies: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, workload: list[str], policy: str, tmp_path: Path, bench: Command
 ) -> None:
+    path = tmp_path / "out.json"
     argv = [name, "--model-shape", "tiny", "--device", "cpu", "--rivals", BASELINE, "carrel"]
-    argv += ["--policies", "full", *policies]
-    argv += ["--budget", "0.2", "--json", str(tmp_path / "out.json"), *workload]
-    assert main(argv) == 0
-    table = capsys.readouterr().out
+    argv += ["--policies", "full", policy, "--budget", "0.2", *workload]
+    table = bench.output(*argv, "--json", path)
     assert f"| {BASELINE} | full |" in table
-    rows = [
-        row for row in json.loads((tmp_path / "out.json").read_text())["rows"] if row["rival"] == "carrel"
-    ]
-    assert [row["case"]["budget_tokens"] for row in rows] == [None, *[51] * len(policies)]
+    assert table.strip() in render(path)
+    content = json.loads(path.read_text())
+    rows = [row for row in content["rows"] if row["rival"] == "carrel"]
+    assert [row["case"]["budget_tokens"] for row in rows] == [None, 51]
     assert all(row["full_ratio"] > 0 for row in rows)
-    assert table.strip() in render(tmp_path / "out.json")
-    content = json.loads((tmp_path / "out.json").read_text())
     assert content["benchmark"] == name
     assert content["about"]["command"].startswith(f"carrel bench {name} --model-shape tiny")
-    of_policies = [row["figures"] for row in rows if row["case"]["policy"] != "full"]
     if name == "decode":
-        # only one of them compresses again
-        assert [figures["mean_ms"] is None for figures in of_policies] == [True, False]
+        assert [row["figures"]["mean_ms"] is None for row in rows] == [True, False]
 
 
 def test_a_run_that_is_cut_off_keeps_what_it_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Command
 ) -> None:
-    """Of two cases the second ends the program; no half of a file is ever there."""
+    """The second of two cases ends the program. A half-written file never exists."""
     json_path, figures = tmp_path / "decode.json", DecodeFigures(Spread(1.0, 1.0, 1.0, 1), 1)
 
     def outcomes(contest: Any, name: str, cases: Any, shape: str, device: str) -> Iterator[Any]:
@@ -170,14 +163,13 @@ def test_a_run_that_is_cut_off_keeps_what_it_measured(
 
     monkeypatch.setattr(comparison, "_outcomes", outcomes)
     argv = ["decode", "--model-shape", "tiny", "--device", "cpu", "--rivals", "carrel", "--policies", "full"]
-    assert main([*argv, "--workloads", "64x1", "64x2", "--json", str(json_path)]) == 130
+    assert bench(*argv, "--workloads", "64x1", "64x2", "--json", json_path).code == 130
     (row,) = json.loads(json_path.read_text())["rows"]
     assert row["case"]["batch"] == 1
     assert list(tmp_path.iterdir()) == [json_path]
 
 
-def test_what_cannot_be_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["decode", "--rivals", "nobody", "--device", "cpu"]) == 1
-    error = capsys.readouterr().err
+def test_what_cannot_be_run_is_one_line(bench: Command) -> None:
+    error = bench.refusal("decode", "--rivals", "nobody", "--device", "cpu", code=1)
     assert error.startswith("carrel bench decode: error: no rival nobody")
     assert error.count("\n") == 1

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Command
 
 import gpu_worker
-from benchmarks.__main__ import main
 from benchmarks.commands.options import Workload
 from benchmarks.kernels.base import (
     Ceilings,
@@ -100,20 +100,19 @@ def test_what_prepares_a_step_is_not_timed() -> None:
 
 
 def test_a_run_writes_a_table_and_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.commands.kernels.copy_ceilings", lambda device: Ceilings(1.0, 0.5))
     path = tmp_path / "result.json"
     argv = ["kernels", "--model-shape", "tiny", "--budget", "16", "--workloads", "64x1", "--ops", "top_k"]
-    assert main([*argv, "--device", "cpu", "--json", str(path)]) == 0
-    table = capsys.readouterr().out
+    table = bench.output(*argv, "--device", "cpu", "--json", path)
     assert "| top_k | 2 x 64" in table
     assert json.loads(path.read_text())["benchmark"] == "kernels"
     assert table.strip() in render(path)
 
 
 def test_a_kernel_that_fails_does_not_cost_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cases(op: str, setting: Setting) -> list[KernelCase]:
         (good, *_) = cases_of("silu_mul", setting)
@@ -122,7 +121,7 @@ def test_a_kernel_that_fails_does_not_cost_the_others(
     monkeypatch.setattr("benchmarks.commands.kernels.copy_ceilings", lambda device: Ceilings(1.0, 0.5))
     monkeypatch.setattr("benchmarks.commands.kernels.cases_of", cases)
     path = tmp_path / "result.json"
-    argv = ["kernels", "--model-shape", "tiny", "--device", "cpu", "--ops", "silu_mul", "--json", str(path)]
-    assert main(argv) == 1
-    assert "- broken 1 x 128: ZeroDivisionError" in capsys.readouterr().out
+    argv = ("kernels", "--model-shape", "tiny", "--device", "cpu", "--ops", "silu_mul", "--json", path)
+    ended = bench(*argv)
+    assert (ended.code, "- broken 1 x 128: ZeroDivisionError" in ended.out) == (1, True)
     assert [row["op"] for row in json.loads(path.read_text())["rows"]] == ["silu_mul"]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+from commands import Command
 from fake_worker import Script
-from gateway_stack import Stack, running_stack, write_tokenizer
+from gateway_stack import Stack
 from waiting import PATIENCE
 
-from benchmarks.__main__ import main
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.client import LoadClient
 from benchmarks.load.requests import Asked, Percentiles, RequestResult
@@ -22,19 +21,6 @@ from benchmarks.pages import render
 
 CLIENTS = TrafficClass("clients", 40, 6, count=5, at_once=2)
 ASKED = Asked("pqcache", 8, 6)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    model = write_tokenizer(tmp_path_factory.mktemp("tiny"))
-    with running_stack(tmp_path_factory.mktemp("load"), model) as stack:
-        yield stack
-
-
-@pytest.fixture
-def stack(shared: Stack) -> Stack:
-    shared.say("the quick brown fox jumps over the lazy dog", token_s=0.01)
-    return shared
 
 
 def run(stack: Stack, clients: TrafficClass, asked: Asked, kind: type[LoadClient] = LoadClient) -> ClassRow:
@@ -48,6 +34,7 @@ def run(stack: Stack, clients: TrafficClass, asked: Asked, kind: type[LoadClient
 
 
 def test_every_request_is_as_the_class_says(stack: Stack) -> None:
+    stack.say("the quick brown fox jumps over", token_s=0.01)
     row = run(stack, CLIENTS, ASKED)
     assert (row.num_done, row.num_failed) == (5, 0)
     # what the fake worker tells of itself
@@ -73,6 +60,7 @@ def test_prompts_may_share_their_start(stack: Stack) -> None:
 
 
 def test_no_more_than_the_concurrency_is_under_way(stack: Stack) -> None:
+    stack.say("the quick brown fox jumps over the lazy dog", token_s=0.01)
     most = []
 
     class Counting(LoadClient):
@@ -119,25 +107,11 @@ def test_a_single_token_has_no_time_between_tokens(stack: Stack) -> None:
     assert row.ttft_ms is not None
 
 
-def test_a_run_writes_a_table_and_json(
-    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_writes_a_table_and_json(stack: Stack, tmp_path: Path, bench: Command) -> None:
     path = tmp_path / "serve.json"
-    options = [
-        "--url",
-        stack.url,
-        "--policies",
-        "full",
-        "pqcache",
-        "--budget",
-        "0.5",
-        "--concurrency",
-        "1",
-        "2",
-    ]
-    sizes = ["--prompt-tokens", "20", "--max-tokens", "4", "--requests", "2"]
-    assert main(["serve", *options, *sizes, "--json", str(path)]) == 0
-    table = capsys.readouterr().out
+    options = ["--policies", "full", "pqcache", "--budget", "0.5", "--concurrency", "1", "2"]
+    options += ["--prompt-tokens", "20", "--max-tokens", "4", "--requests", "2"]
+    table = bench.output("serve", "--url", stack.url, *options, "--json", path)
     content = json.loads(path.read_text())
     assert [(row["policy"], row["traffic"]["at_once"]) for row in content["rows"]] == [
         ("full", 1), ("full", 2), ("pqcache", 1), ("pqcache", 2),
@@ -149,16 +123,15 @@ def test_a_run_writes_a_table_and_json(
     assert set(shares) == {0.5}
 
 
-def test_a_run_without_an_answer_ends_with_one(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_an_answer_ends_with_one(stack: Stack, bench: Command) -> None:
     options = ["--policies", "no-such-policy", "--concurrency", "1", "--prompt-tokens", "20"]
-    assert main(["serve", "--url", stack.url, *options]) == 1
-    assert "4 failed" in capsys.readouterr().out
+    ended = bench("serve", "--url", stack.url, *options)
+    assert (ended.code, "4 failed" in ended.out) == (1, True)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense"])
-def test_no_server_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--url", url]) == 1
-    error = capsys.readouterr().err
+def test_no_server_is_one_line(url: str, bench: Command) -> None:
+    error = bench.refusal("serve", "--url", url, code=1)
     assert f"no server at {url}" in error
     assert error.count("\n") == 1
 

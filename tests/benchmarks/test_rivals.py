@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.children import answers_of
+from benchmarks.children import answers_of, wait_or_kill
 from benchmarks.comparison import measure_rivals
 from benchmarks.errors import BenchmarkError, NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, Spread
@@ -101,6 +104,17 @@ def test_a_child_that_fails_has_its_last_words_told() -> None:
     task = {"cases": [], "device": "cpu", "shape": "tiny"}
     with pytest.raises(BenchmarkError, match=r"decode nobody ended with 1[^$]*KeyError: 'nobody'"):
         list(answers_of("benchmarks.rivals.child", ["decode", "nobody"], task))
+
+
+def test_a_child_that_does_not_end_is_killed() -> None:
+    willing = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    assert willing.stdin is not None
+    willing.stdin.close()
+    wait_or_kill(willing, 60)
+    assert willing.returncode == 0
+    unwilling = subprocess.Popen(["sleep", "60"])
+    wait_or_kill(unwilling, 0.01)
+    assert unwilling.returncode == -signal.SIGKILL
 
 
 def test_rounds_turn_and_the_other_rivals_go_on(

@@ -7,13 +7,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gateway_stack import Stack, running_stack, write_tokenizer
+from commands import Command
+from gateway_stack import Stack
 
-from benchmarks.__main__ import main
 from benchmarks.commands.soak import worker_gauges
 from benchmarks.load.processes import process_gauges
 from benchmarks.load.questions import Answer
@@ -24,17 +23,11 @@ SHORT = ["--minutes", "0.02", "--every", "0.2", "--streams", "4", "--questions",
 SHORT += ["--policies", "server", "full", "pqcache"]
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    model = write_tokenizer(tmp_path_factory.mktemp("tiny"))
-    with running_stack(tmp_path_factory.mktemp("soak"), model) as running:
-        yield running
-
-
-def test_every_question_is_answered_as_alone_whatever_goes_on_beside(stack: Stack, tmp_path: Path) -> None:
-    stack.say("the quick brown fox jumps", token_s=0.001)
+def test_every_question_is_answered_as_alone_whatever_goes_on_beside(
+    stack: Stack, tmp_path: Path, bench: Command
+) -> None:
     path = tmp_path / "soak.json"
-    assert main(["soak", "--url", stack.url, *SHORT, "--server", str(os.getpid()), "--json", str(path)]) == 0
+    bench.output("soak", "--url", stack.url, *SHORT, "--server", os.getpid(), "--json", path)
     (row,) = json.loads(path.read_text())["rows"]
     assert row["num_answered"] > 0
     assert row["num_aborted"] > 0
@@ -50,7 +43,7 @@ def test_every_question_is_answered_as_alone_whatever_goes_on_beside(stack: Stac
 
 @pytest.mark.parametrize("margin", [0.25, 2.0])
 def test_another_answer_than_alone_is_no_success_but_where_it_leaves_that_at_a_near_tie(
-    stack: Stack, tmp_path: Path, margin: float
+    stack: Stack, tmp_path: Path, margin: float, bench: Command
 ) -> None:
     path = tmp_path / "soak.json"
     script = stack.say("the quick brown fox", token_s=0.001, margin=margin)
@@ -62,9 +55,9 @@ def test_another_answer_than_alone_is_no_success_but_where_it_leaves_that_at_a_n
 
     changing = threading.Thread(target=change_when_all_were_asked_alone)
     changing.start()
-    options = [*SHORT, "--near-tie", "0.5", "--json", str(path)]
     is_tied = margin < 0.5
-    assert main(["soak", "--url", stack.url, *options]) == (0 if is_tied else 1)
+    ended = bench("soak", "--url", stack.url, *SHORT, "--near-tie", "0.5", "--json", path)
+    assert ended.code == (0 if is_tied else 1)
     changing.join()
     (row,) = json.loads(path.read_text())["rows"]
     assert (row["num_tied"] > 0, row["num_differing"] > 0) == (is_tied, not is_tied)
@@ -83,11 +76,12 @@ def test_other_text_of_the_same_tokens_is_no_near_tie() -> None:
     assert Answer(["a", "c"], [1, 3]).departure(alone, is_whole=True) == (1, 0.1)
 
 
-def test_a_siege_tells_what_an_honest_client_waits_and_what_is_left(stack: Stack, tmp_path: Path) -> None:
-    stack.say("the quick brown fox", token_s=0.001)
+def test_a_siege_tells_what_an_honest_client_waits_and_what_is_left(
+    stack: Stack, tmp_path: Path, bench: Command
+) -> None:
     path = tmp_path / "siege.json"
     sizes = ["--bodies", "30", "--slow", "6", "--unread", "4", "--leaving", "4", "--prompt-tokens", "32"]
-    main(["siege", "--url", stack.url, "--minutes", "0.03", "--alone", "0.5", *sizes, "--json", str(path)])
+    bench("siege", "--url", stack.url, "--minutes", "0.03", "--alone", "0.5", *sizes, "--json", path)
     (row,) = json.loads(path.read_text())["rows"]
     assert row["num_besieged"] > 0
     assert row["num_failed"] == 0

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
-from gateway_stack import Stack, running_stack, write_tokenizer
+from commands import Command
+from gateway_stack import Stack
 
-from benchmarks.__main__ import main
 from benchmarks.load.requests import RequestResult
 from benchmarks.load.traffic import Slo, TrafficClass
 from benchmarks.pages import render
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    model = write_tokenizer(tmp_path_factory.mktemp("tiny"))
-    with running_stack(tmp_path_factory.mktemp("traffic"), model) as running:
-        yield running
 
 
 @pytest.mark.parametrize(
@@ -50,10 +42,9 @@ def test_another_word_is_refused_by_name(text: str) -> None:
         TrafficClass.parse(text)
 
 
-def test_the_command_says_what_a_class_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "--traffic", "chats"])
-    assert "'chats' is no class of requests; write NAME=" in capsys.readouterr().err
+def test_the_command_says_what_a_class_is(bench: Command) -> None:
+    error = bench.refusal("serve", "--traffic", "chats")
+    assert "'chats' is no class of requests; write NAME=" in error
 
 
 def test_arrivals_are_as_many_as_the_rate_says_and_the_same_for_the_same_seed() -> None:
@@ -75,12 +66,11 @@ def test_an_slo_asks_for_the_first_token_and_the_pace() -> None:
     assert not Slo(tpot_ms=99).holds(result)
 
 
-def test_classes_share_a_server_and_are_told_apart(stack: Stack, tmp_path: Path) -> None:
-    stack.say("the quick brown fox", token_s=0.001)
+def test_classes_share_a_server_and_are_told_apart(stack: Stack, tmp_path: Path, bench: Command) -> None:
     path = tmp_path / "traffic.json"
     classes = ["chats=20+4@40", "documents=60+2x3", "loop=30+3x5/1"]
     options = ["--traffic", *classes, "--duration", "0.5", "--policies", "pqcache", "--budget", "8"]
-    assert main(["serve", "--url", stack.url, *options, "--slo-ttft", "60000", "--json", str(path)]) == 0
+    bench.output("serve", "--url", stack.url, *options, "--slo-ttft", "60000", "--json", path)
     rows = {row["traffic"]["name"]: row for row in json.loads(path.read_text())["rows"]}
     assert {name: row["num_done"] for name, row in rows.items() if name != "chats"} == {
         "documents": 3,
@@ -96,17 +86,16 @@ def test_classes_share_a_server_and_are_told_apart(stack: Stack, tmp_path: Path)
 
 
 @pytest.mark.parametrize("api", ["carrel", "openai"])
-def test_turns_grow_from_what_all_share(stack: Stack, tmp_path: Path, api: str) -> None:
+def test_turns_grow_from_what_all_share(stack: Stack, tmp_path: Path, api: str, bench: Command) -> None:
     """Each prompt begins with one before."""
-    stack.say("the quick brown fox", token_s=0.001)
-    before, path = len(stack.script.requests), tmp_path / "turns.json"
-    options = ["--api", api, "--traffic", "agents=12~6+2*3x2", "--json", str(path)]
-    assert main(["serve", "--url", stack.url, *options]) == 0
+    path = tmp_path / "turns.json"
+    options = ["--api", api, "--traffic", "agents=12~6+2*3x2", "--json", path]
+    bench.output("serve", "--url", stack.url, *options)
     (row,) = json.loads(path.read_text())["rows"]
     assert row["num_done"] == 6
     assert row["first_ttft_ms"]
     assert row["later_ttft_ms"]
-    asked = [one.prompt_token_ids for one in stack.script.requests[before:]]
+    asked = [one.prompt_token_ids for one in stack.script.requests]
     for turn in range(2, 6):
         assert any(asked[turn][: len(prompt)] == prompt for prompt in asked[:turn])
     if api == "carrel":
@@ -115,11 +104,10 @@ def test_turns_grow_from_what_all_share(stack: Stack, tmp_path: Path, api: str) 
         assert asked[0] != asked[1]
 
 
-def test_a_conversation_begins_with_its_own_opening(stack: Stack, tmp_path: Path) -> None:
-    stack.say("the quick brown fox", token_s=0.001)
-    before, path = len(stack.script.requests), tmp_path / "known.json"
-    assert main(["serve", "--url", stack.url, "--traffic", "known=30:6+2*2x2/1", "--json", str(path)]) == 0
-    asked = [one.prompt_token_ids for one in stack.script.requests[before:]]
+def test_a_conversation_begins_with_its_own_opening(stack: Stack, tmp_path: Path, bench: Command) -> None:
+    path = tmp_path / "known.json"
+    bench.output("serve", "--url", stack.url, "--traffic", "known=30:6+2*2x2/1", "--json", path)
+    asked = [one.prompt_token_ids for one in stack.script.requests]
     assert [len(prompt) for prompt in asked] == [36, 44, 36, 44]
     assert asked[1][:36] == asked[0]
     assert asked[3][:36] == asked[2]
@@ -134,24 +122,16 @@ def test_a_conversation_begins_with_its_own_opening(stack: Stack, tmp_path: Path
 
 
 @pytest.mark.parametrize("load", [["--traffic", "chats=20+8x2"], ["--concurrency", "1", "--max-tokens", "8"]])
-def test_tokens_without_text_are_told_of(
-    stack: Stack, load: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokens_without_text_are_told_of(stack: Stack, load: list[str], bench: Command) -> None:
     options = ["serve", "--url", stack.url, "--requests", "2", "--prompt-tokens", "20", *load]
-    stack.say("the quick brown fox", token_s=0.001)
-    assert main(options) == 0
-    assert "pieces of text" not in capsys.readouterr().out
+    assert "pieces of text" not in bench.output(*options)
     stack.say("<|end|>" * 8)
-    assert main(options) == 0
-    assert "16 tokens came in 2 pieces of text: first tokens and the time" in capsys.readouterr().out
+    assert "16 tokens came in 2 pieces of text: first tokens and the time" in bench.output(*options)
 
 
-def test_any_openai_server_will_do(stack: Stack, tmp_path: Path) -> None:
+def test_any_openai_server_will_do(stack: Stack, bench: Command) -> None:
     """Text in place of token ids, and none of Carrel's fields."""
-    stack.say("the quick brown fox", token_s=0.001)
-    before = len(stack.script.requests)
-    options = ["--api", "openai", "--traffic", "chats=20+4x2"]
-    assert main(["serve", "--url", stack.url, *options]) == 0
-    asked = stack.script.requests[before:]
+    bench.output("serve", "--url", stack.url, "--api", "openai", "--traffic", "chats=20+4x2")
+    asked = stack.script.requests
     assert len(asked) == 2
     assert {one.policy for one in asked} == {""}

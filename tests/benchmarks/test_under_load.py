@@ -16,6 +16,21 @@ from carrel.serve.model import BUNDLED
 from gateway.tokenizer import load_tokenizer
 
 SHAPE = SHAPES["llama-3.1-8b"]
+# A `carrel` whose server is ready at once, and whose `bench serve` writes a file and ends with a code.
+STAND_IN = """
+import sys
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+def named(flag):
+    return sys.argv[sys.argv.index(flag) + 1]
+
+if sys.argv[1] == "bench":
+    Path(named("--json")).write_text("{{}}")
+    sys.exit({code})
+(Path.cwd() / "ready").touch()
+HTTPServer(("127.0.0.1", int(named("--port"))), SimpleHTTPRequestHandler).serve_forever()
+"""
 NAMES = ["chats", "mixed", "batch", "mixed_default", "known_full", "known_snapkv", "known_auto"]
 
 
@@ -78,9 +93,13 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, capsys: pytest.Ca
     assert not list(tmp_path.iterdir())
 
 
-def test_a_load_of_which_nothing_is_answered_has_no_json(tmp_path: Path) -> None:
-    # Prompts have ids of a vocabulary that this model has not.
-    options = ["--model-shape", "tiny", "--shrink", "64", "--budget", "0.2", "--arena-bytes", "256MiB"]
-    options += ["--loads", "batch", "--out", str(tmp_path), "--port", str(free_port())]
-    assert under_load.main(options) == 1
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_load_of_which_nothing_is_answered_has_no_json(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "carrel").mkdir()
+    (tmp_path / "carrel" / "__main__.py").write_text(STAND_IN.format(code=code))
+    monkeypatch.setattr(under_load, "CHECKOUT", tmp_path)
+    options = ["--model-shape", "tiny", "--loads", "batch", "--out", str(tmp_path / "out")]
+    assert under_load.main([*options, "--port", str(free_port())]) == code
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["serve_batch_here.json"] * (1 - code)

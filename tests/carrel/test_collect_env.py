@@ -1,4 +1,4 @@
-"""What is told of a machine, and that nothing of it is secret."""
+"""Test the report of a machine, and that it holds no secret."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import Command
 
-from carrel.cli import main
 from carrel.environment import MASKED, PACKAGES, shown_variables
 from carrel.process.version import version
 
 SECRET = "do-not-tell-me"
 
 
-def test_the_machine_and_the_installation_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["collect-env", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_machine_and_the_installation_are_told(carrel: Command) -> None:
+    found = json.loads(carrel.output("collect-env", "--json"))
     assert found["carrel"]["version"] == version()
     assert found["packages"].keys() == set(PACKAGES)
     assert found["packages"]["grpcio"].startswith("1.")
@@ -31,7 +30,7 @@ def test_the_machine_and_the_installation_are_told(capsys: pytest.CaptureFixture
 
 
 def test_options_are_told_and_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrel: Command
 ) -> None:
     config = tmp_path / "serve.yaml"
     config.write_text("budget: 0.2\n")
@@ -45,8 +44,7 @@ def test_options_are_told_and_no_secret(
         ("SOMETHING_ELSE", SECRET),
     ):
         monkeypatch.setenv(name, text)
-    assert main(["collect-env", "--config", str(config)]) == 0
-    out = capsys.readouterr().out
+    out = carrel.output("collect-env", "--config", config)
     assert SECRET not in out
     assert f"  api-key: {MASKED} (environment)" in out
     assert "  policy: quest (environment)" in out
@@ -56,8 +54,8 @@ def test_options_are_told_and_no_secret(
     assert "SOMETHING_ELSE" not in out
     # what cannot be used is told instead of ending the report
     monkeypatch.setenv("CARREL_BUDGET", "lots")
-    assert main(["collect-env"]) == 0
-    assert "cannot be used: CARREL_BUDGET 'lots' (environment): must be" in capsys.readouterr().out
+    told = "cannot be used: CARREL_BUDGET 'lots' (environment): must be"
+    assert told in carrel.output("collect-env")
 
 
 @pytest.mark.parametrize(

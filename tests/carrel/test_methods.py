@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from commands import Command
 
-from carrel.cli import main
 from carrel.commands import methods
 from carrel.methods import PolicySummary, ablations_of, read_methods
 from gpu_worker.policies.registry import METHODS, registry
@@ -27,9 +27,8 @@ def read_before(known: list[PolicySummary], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("read_before")
-def test_all_policies_are_told_with_what_they_are_of(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "--all", "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_all_policies_are_told_with_what_they_are_of(carrel: Command) -> None:
+    told = [json.loads(line) for line in carrel.output("methods", "--all", "--json").splitlines()]
     assert [each["name"] for each in told] == list(registry())
     assert [each["name"] for each in told if not each["keeps"]] == []
     assert [each["name"] for each in told if not each["paper"]] == ["full"]
@@ -38,9 +37,8 @@ def test_all_policies_are_told_with_what_they_are_of(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("read_before")
-def test_the_table_has_methods_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods"]) == 0
-    out = capsys.readouterr().out
+def test_the_table_has_methods_by_themselves(carrel: Command) -> None:
+    out = carrel.output("methods")
     assert "snapkv" in out
     assert "snapkv+" not in out
 
@@ -50,9 +48,6 @@ def test_ablations_are_those_that_a_method_names(known: list[PolicySummary]) -> 
     assert ablations_of(known) == named
 
 
-def test_without_a_worker_the_remedy_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_worker_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, carrel: Command) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    assert main(["methods"]) == 1
-    assert "Install carrel[gpu-worker]" in capsys.readouterr().err
+    assert "Install carrel[gpu-worker]" in carrel.refusal("methods", code=1)

@@ -1,4 +1,4 @@
-"""What the tests of clients share: the real server is that of tests/e2e."""
+"""The real server of tests/e2e, which the tests of clients share."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def server() -> Iterator[Serving]:
 
 
 def ask(script: str, *arguments: str, question: Any) -> Any:
-    """What a script of the clients' environment says, as JSON in its last line."""
+    """Run a script in the clients' environment, and return the JSON of its last line."""
     command = [os.environ["CLIENTS_PYTHON"], str(HERE / script), *arguments]
     done = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -109,7 +109,7 @@ def use(server: Serving, number: int) -> None:
 
 
 def samples(client: httpx.Client, expression: str) -> list[float]:
-    """Of the last minute, as a graph asks for them."""
+    """Return the values of the last minute, queried as a graph queries them."""
     now = time.time()
     asked: dict[str, Any] = {"query": expression, "start": now - 60, "end": now, "step": 5}
     answer = client.get("/api/v1/query_range", params=asked).json()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import anthropic
-import openai
 import pytest
 from serving import Serving
 
@@ -13,7 +12,7 @@ QUESTION = "The secret number of the amber fox is 48213.\n\nWhat is the secret n
 
 def check_doors(server: Serving) -> None:
     """A chat, a message and a response say the same; an echo finds an answer as likely as it was when it was made."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=600)
     asked = [{"role": "user", "content": QUESTION}]
     whole = {"carrel": {"policy": "full"}}

@@ -68,7 +68,7 @@ class Judge:
         self._definitions = {"components": document["components"]}
 
     def faults(self, case: Case, outcome: Outcome) -> Iterator[str]:
-        """What the server did wrong."""
+        """Yield each fault of the server."""
         status, body = outcome.status, outcome.body
         # who asks for an early end gets it
         is_late = status == 504 and b"timeout_seconds" in case.body

@@ -81,7 +81,7 @@ def _fill_map(rng: random.Random, target: Any, field: FieldDescriptor, wrong: fl
 
 
 def _value(rng: random.Random, field: FieldDescriptor, wrong: float) -> Any:
-    """Of a field that is no message."""
+    """Return a value for a field that is not a message."""
     is_wrong = rng.random() < wrong
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_STRING:

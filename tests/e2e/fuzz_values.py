@@ -1,4 +1,4 @@
-"""What a field may well be, and what it had better not be."""
+"""Valid and invalid values of fields."""
 
 from __future__ import annotations
 

@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
+import openai
 import psutil
 from ports import free_ports
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from waiting import PATIENCE, wait_until
 
 from carrel.serve.banner import DOCUMENT
@@ -47,6 +51,30 @@ class Serving:
         with grpc.insecure_channel(f"unix:{self.run}/gpu_worker.sock") as channel:
             return gpu_worker_pb2_grpc.GPUWorkerStub(channel).Stats(gpu_worker_pb2.StatsRequest(), timeout=10)
 
+    def samples(self) -> list[Sample]:
+        """Return what /metrics has of all three processes."""
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def metrics(self) -> dict[str, float]:
+        return {sample.name: sample.value for sample in self.samples()}
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
+
+    def stream(self, text: str, max_tokens: int, **carrel: Any) -> openai.Stream:
+        """Return a chat that goes on for so many tokens, and has begun."""
+        stream = self.openai().chat.completions.create(
+            model="carrel-nano",
+            messages=[{"role": "user", "content": text}],
+            max_tokens=max_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True, "carrel": carrel},
+        )
+        for _, chunk in zip(range(4), stream, strict=False):
+            assert chunk.choices
+        return stream
+
     def chat_stub(self, channel: grpc.Channel) -> chat_pb2_grpc.ChatStub:
         return chat_pb2_grpc.ChatStub(channel)
 
@@ -56,6 +84,10 @@ class Serving:
     def child(self, module: str) -> psutil.Process:
         """The process that runs `python -m module`."""
         return next(process for process in self.descendants() if module in process.cmdline())
+
+    def actors(self, kind: str) -> list[psutil.Process]:
+        """Return Ray's actors of this class: `StoreActor` or `TrainerActor`."""
+        return [each for each in self.descendants() if kind in "".join(each.cmdline())]
 
     def listening(self) -> set[str]:
         """The addresses at which any of them takes TCP connections."""
@@ -121,8 +153,12 @@ def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     wait_until(is_ready, lambda: log.read_text()[-4000:], poll=0.2)
 
 
+def is_left(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def is_healthy(client: httpx.Client) -> bool:
-    """Whether what the client's requests go to, or through, answers them."""
+    """Return whether the client's server, or the proxy in front, answers."""
     try:
         return client.get("/health").status_code == httpx.codes.OK
     except httpx.TransportError:

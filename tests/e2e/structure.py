@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
+import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,8 +20,43 @@ class Film(BaseModel):
     years: list[int] = Field(max_length=2)
 
 
+# Each kind of schema whose answer is of bounded length.
+PARTS: dict[str, Any] = {
+    "größe": {"type": "string", "maxLength": 5},
+    "unit price": {"type": "string", "minLength": 2, "maxLength": 12},
+    "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+    **{name: {"type": "string", "format": name} for name in ("date", "uuid", "ipv4")},
+    "number": {"type": "number", "minimum": -3, "maximum": 40},
+    "integer": {"type": "integer", "minimum": -900, "exclusiveMaximum": 1000},
+    "choice": {"enum": ["süd", 'a "b"', 1, 2.5, None, True]},
+    "constant": {"const": 7},
+    "flag": {"type": ["boolean", "null"]},
+    "list": {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 1, "maxItems": 3},
+    "union": {"anyOf": [{"type": "string", "maxLength": 3}, {"$ref": "#/$defs/part"}, {"type": "null"}]},
+}
+PART = {"type": "object", "properties": {"x-1": {"type": "boolean"}}, "additionalProperties": False}
+KINDS = {"type": "object", "properties": PARTS, "required": [*PARTS], "$defs": {"part": PART}}
+KINDS["additionalProperties"] = False
+
+
+def check_kinds(server: Serving) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "example", "schema": KINDS}}
+    reply = server.openai().chat.completions.create(
+        model="carrel-nano",
+        messages=[{"role": "user", "content": "Give an example."}],
+        temperature=1,
+        seed=1,
+        max_tokens=1500,
+        response_format=named,
+    )
+    assert reply.choices[0].finish_reason == "stop"
+    known = jsonschema.FormatChecker(("date", "uuid", "ipv4"))
+    checker = jsonschema.Draft202012Validator(KINDS, format_checker=known)
+    checker.validate(json.loads(reply.choices[0].message.content))
+
+
 def check_structure(server: Serving) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     messages = [{"role": "user", "content": "Tell me of a film."}]
     reply = client.chat.completions.parse(
         model="carrel-nano", messages=messages, response_format=Film, temperature=1, seed=3, n=2
@@ -42,7 +79,7 @@ def check_structure(server: Serving) -> None:
 
 def check_tools(server: Serving) -> None:
     """A loop of two turns: a call that must be, and what the model says to its answer."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     messages: list[Any] = [{"role": "user", "content": "Which films are there?"}]
     tool = openai.pydantic_function_tool(Film, name="find")
     arguments: dict[str, Any] = {

@@ -11,6 +11,7 @@ from statistics import median
 
 import httpx
 import pytest
+from figures import since, tell
 from questions import ask
 from serving import Serving, serving
 from waiting import PATIENCE, wait_until
@@ -108,27 +109,18 @@ def test_a_key_that_floods_leaves_what_another_uses() -> None:
             flood(server, number)
         assert server.store_stats().evicted_bytes > 0
         hits = [first_token_s(server, MINE, text)[1] for text in documents]
-        print(json.dumps({"what": "24 prompts of another key, then one's own four again", "cached": hits}))
+        tell("24 prompts of another key, then one's own four again", cached=hits)
         assert min(hits) > 1000
 
 
 def test_who_leaves_floods_or_listens_gets_nothing() -> None:
-    keys = (
-        "--api-key",
-        f"{MINE},{OTHERS}",
-        "--max-concurrent",
-        str(MOST),
-    )
+    keys = ("--api-key", f"{MINE},{OTHERS}", "--max-concurrent", str(MOST))
     with serving("--no-warmup", "--slab-bytes", "256KiB", "--log-level", "debug", *keys) as server:
         with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
             seen = list(pool.map(lambda number: leave(server, number), range(NUM_LEAVING)))
         begin = time.monotonic()
         wait_until(is_idle(server), poll=0.1)
-        print(
-            json.dumps(
-                {"left": len(seen), "served": sum(each > 0 for each in seen), "idle_after_s": since(begin)}
-            )
-        )
+        tell("left", num=len(seen), served=sum(each > 0 for each in seen), idle_after_s=since(begin))
         assert any(seen)
 
         with ThreadPoolExecutor(NUM_FLOODING) as pool:
@@ -137,12 +129,8 @@ def test_who_leaves_floods_or_listens_gets_nothing() -> None:
         assert counts[200, ""] >= MOST
         assert set(counts) <= {(200, ""), (503, "overloaded"), (429, "too_many_requests")}
         refused = sorted(seconds for status, seconds, _ in told if status != 200)
-        print(
-            json.dumps(
-                {"flooded": NUM_FLOODING, "refused": len(refused), "p50_s": refused[len(refused) // 2]}
-            )
-        )
-        print(json.dumps({"p95_s": refused[int(0.95 * len(refused))], "most_s": refused[-1]}))
+        p50, p95 = (refused[int(share * len(refused))] for share in (0.5, 0.95))
+        tell("flooded", num=NUM_FLOODING, refused=len(refused), p50_s=p50, p95_s=p95, most_s=refused[-1])
         wait_until(is_idle(server), poll=0.1)
 
         # what one key has asked, another key asks: no token is known, and it takes as long as what nobody asked
@@ -157,12 +145,5 @@ def test_who_leaves_floods_or_listens_gets_nothing() -> None:
         assert all(cached > 0 for _, cached in again)
         check_keys_are_not_shown(server)
         times = {"known to another key": strange, "known to nobody": fresh, "known to this key": again}
-        print(
-            json.dumps(
-                {what: round(median(seconds for seconds, _ in each), 3) for what, each in times.items()}
-            )
-        )
-
-
-def since(begin: float) -> float:
-    return round(time.monotonic() - begin, 1)
+        medians = {what: round(median(s for s, _ in each), 3) for what, each in times.items()}
+        tell("a first token", **medians)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import openai
-import psutil
 import pytest
 from doors import check_doors
-from operating import check_operating
+from operating import LAYERS, check_indexes, check_operating
 from questions import Question, ask
-from serving import Serving, serving
-from structure import check_structure, check_tools
+from serving import ROOT, Serving, is_left, serving
+from structure import check_kinds, check_structure, check_tools
 from waiting import PATIENCE, wait_until
 
 from gateway.v1 import chat_pb2
@@ -27,7 +31,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SLABS = ("--slab-bytes", "1MiB")
 # of a server that starts none of its processes again
 ENDS_WITH_ANY = ("--restarts", "0")
-LAYERS, KV_HEADS, ROW_BYTES = 8, 2, 2 * 64 * 4
+KV_HEADS, ROW_BYTES = 2, 2 * 64 * 4
 MAX_TOKENS = 16
 
 
@@ -43,12 +47,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Reply:
+    """carrel: the request's own figures, by REST or gRPC."""
+
     text: str
     prompt_tokens: int
-    policy: str
-    budget_tokens: int
-    attended_tokens: float
-    offloaded_tokens: int
+    carrel: Any
+
+    @property
+    def policy(self) -> str:
+        return str(self.carrel.policy)
 
 
 ORACLE = Case("rest-stream", "oracle", 0.1, ask(900, seed=5))
@@ -59,12 +66,13 @@ SELECTED_BY_THE_STORE = [
     Case("rest", "full", 1.0, ask(700, seed=3)),
 ]
 FEW = [*SELECTED_BY_THE_STORE, ORACLE]
-# The policies that recall by another endpoint too.
-MANY = [
-    *FEW,
+# The store trains their indexes.
+TRAINED = [
     Case("rest", "clusterkv", 0.2, ask(900, seed=3)),
     Case("grpc", "pqcache", 0.1, ask(1500, seed=4)),
 ]
+# The policies that recall by another endpoint too.
+MANY = [*FEW, *TRAINED]
 
 
 class StoreWatch:
@@ -103,7 +111,7 @@ def send(server: Serving, case: Case) -> Reply:
 
 
 def send_rest(server: Serving, case: Case) -> Reply:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     arguments = {
         "model": "carrel-nano",
         "messages": [{"role": "user", "content": case.question.text}],
@@ -122,15 +130,7 @@ def send_rest(server: Serving, case: Case) -> Reply:
         ):
             text += "".join(choice.delta.content or "" for choice in chunk.choices)
             usage = chunk.usage or usage
-    carrel = usage.model_extra["carrel"]
-    return Reply(
-        text,
-        usage.prompt_tokens,
-        carrel["policy"],
-        carrel["budget_tokens"],
-        carrel["attended_tokens"],
-        carrel["offloaded_tokens"],
-    )
+    return Reply(text, usage.prompt_tokens, SimpleNamespace(**usage.model_extra["carrel"]))
 
 
 def send_grpc(server: Serving, case: Case) -> Reply:
@@ -146,14 +146,7 @@ def send_grpc(server: Serving, case: Case) -> Reply:
             text += event.delta.content
             if event.HasField("complete"):
                 usage = event.complete.usage
-    return Reply(
-        text,
-        usage.prompt_tokens,
-        usage.carrel.policy,
-        usage.carrel.budget_tokens,
-        usage.carrel.attended_tokens,
-        usage.carrel.offloaded_tokens,
-    )
+    return Reply(text, usage.prompt_tokens, usage.carrel)
 
 
 def send_all(server: Serving, cases: list[Case]) -> list[Reply]:
@@ -179,12 +172,12 @@ def check_replies(cases: list[Case], replies: list[Reply]) -> None:
         assert reply.text.strip().rstrip(".") == case.question.answer, case
         assert reply.policy == case.policy
         if case.policy == "full":
-            assert reply.offloaded_tokens == 0
+            assert reply.carrel.offloaded_tokens == 0
             continue
-        assert reply.budget_tokens == int(case.budget * reply.prompt_tokens)
-        assert reply.attended_tokens == pytest.approx(reply.budget_tokens, abs=1e-6), case
+        assert reply.carrel.budget_tokens == int(case.budget * reply.prompt_tokens)
+        assert reply.carrel.attended_tokens == pytest.approx(reply.carrel.budget_tokens, abs=1e-6), case
         # the last token is sampled, never computed with
-        assert reply.prompt_tokens <= reply.offloaded_tokens <= reply.prompt_tokens + MAX_TOKENS
+        assert 0 <= reply.carrel.offloaded_tokens - reply.prompt_tokens <= MAX_TOKENS
 
 
 def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
@@ -195,10 +188,10 @@ def check_held(watch: StoreWatch, replies: list[Reply]) -> None:
 
 
 @contextmanager
-def answering(transport: str, cases: list[Case], *options: str, arena: str = "1GiB") -> Iterator[Serving]:
+def answering(cases: list[Case], *options: str, arena: str = "1GiB") -> Iterator[Serving]:
     """A server where nothing is kept for prompts that begin alike; it answers the requests by REST and gRPC at once,
     with exact bytes and budgets, and its store is empty then."""
-    with serving("--transport", transport, "--prefix-cache", "off", *options, arena=arena) as server:
+    with serving("--prefix-cache", "off", *options, arena=arena) as server:
         # the end of the warm-up's last request may still be on its way to the store
         wait_empty(server)
         baseline = server.store_stats().reserved_bytes
@@ -217,24 +210,31 @@ def answering(transport: str, cases: list[Case], *options: str, arena: str = "1G
         yield server
 
 
-def are_gone(processes: list[psutil.Process]) -> bool:
-    return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+def options_of_readme() -> list[str]:
+    """Return the options of the README's command for the papers' machinery, as make passes them on."""
+    text = (ROOT / "README.md").read_text()
+    [line] = re.findall(r'^\$ make serve ARGS="(.+--transport[^"]+)"', text, re.MULTILINE)
+    return shlex.split(line)
 
 
 def test_by_the_stores_selection_and_a_killed_supervisor_takes_its_processes_along() -> None:
-    with answering("grpc", SELECTED_BY_THE_STORE, *SLABS, *ENDS_WITH_ANY, "--no-warmup") as server:
+    options = (*options_of_readme(), *SLABS, *ENDS_WITH_ANY, "--no-warmup")
+    with answering(SELECTED_BY_THE_STORE, *options) as server:
         with pytest.raises(openai.BadRequestError, match=r"'oracle'.*--transport zero_copy"):
             send(server, ORACLE)
         check_structure(server)
         check_tools(server)
+        check_kinds(server)
         check_doors(server)
+        for case in TRAINED:
+            check_indexes(server, partial(send, server, case), by_store=True)
         check_operating(server, SELECTED_BY_THE_STORE[0].question.text)
         children = server.descendants()
         # Ray's, too, of which some would try for a minute to tell of its end
         assert len(children) > 3
         server.process.kill()
         server.process.wait()
-        wait_until(lambda: are_gone(children), lambda: f"for {children}", poll=0.2)
+        wait_until(lambda: not any(map(is_left, children)), lambda: f"for {children}", poll=0.2)
 
 
 # A slab of 256 KiB holds 256 tokens of a layer: 45 MiB hold four such prompts and their indexes, but not what they grow
@@ -244,7 +244,7 @@ GROWING = [[10 * number + place % 7 for place in range(1010)] for number in rang
 
 
 def completed(server: Serving, prompt: list[int]) -> str:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
+    client = server.openai()
     reply = client.completions.create(
         model="carrel-nano",
         prompt=prompt,
@@ -257,8 +257,10 @@ def completed(server: Serving, prompt: list[int]) -> str:
 
 
 def check_full_arena(server: Serving) -> None:
-    """Who gives way goes on with the same tokens; what alone never fits is refused before it starts, and the error
-    names nothing of the inside."""
+    """Check that a preempted request continues with the same tokens.
+
+    A request that never fits, even alone, is refused before it starts, and the error names nothing of the inside.
+    """
     alone = [completed(server, prompt) for prompt in GROWING]
     before = server.worker_stats().preemptions_total
     with ThreadPoolExecutor(len(GROWING)) as pool:
@@ -273,33 +275,20 @@ def check_full_arena(server: Serving) -> None:
 def test_by_shared_memory_and_a_client_that_goes_away_frees_everything_and_a_full_arena_and_a_killed_store() -> (
     None
 ):
-    options = ("--slab-bytes", SLAB_BYTES, *ENDS_WITH_ANY)
-    with answering("shm", FEW, *options, arena=SMALL_ARENA) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
-
-        def stream() -> openai.Stream:
-            return client.chat.completions.create(
-                model="carrel-nano",
-                messages=[{"role": "user", "content": ORACLE.question.text}],
-                max_tokens=4000,
-                stream=True,
-                extra_body={"ignore_eos": True, "carrel": {"policy": "pqcache", "budget": 0.1}},
-            )
-
-        going = stream()
-        for _, chunk in zip(range(4), going, strict=False):
-            assert chunk.choices
+    options = ("--transport", "shm", "--slab-bytes", SLAB_BYTES, *ENDS_WITH_ANY)
+    with answering(FEW, *options, arena=SMALL_ARENA) as server:
+        for case in TRAINED:
+            check_indexes(server, partial(send, server, case), by_store=False)
+        going = server.stream(ORACLE.question.text, 4000, policy="pqcache", budget=0.1)
         assert server.store_stats().num_sequences == 1
         going.close()
         wait_empty(server)
         assert server.worker_stats().requests_aborted_total == 1
         check_full_arena(server)
 
-        lost = stream()
-        next(iter(lost))
-        actor = [child for child in server.descendants() if "StoreActor" in "".join(child.cmdline())]
-        assert actor, [child.cmdline()[:2] for child in server.descendants()]
-        actor[0].kill()
+        lost = server.stream(ORACLE.question.text, 4000, policy="pqcache", budget=0.1)
+        [actor] = server.actors("StoreActor")
+        actor.kill()
         with pytest.raises((openai.APIError, openai.APIConnectionError)):
             for _ in lost:
                 pass

@@ -13,7 +13,7 @@ import pytest
 from questions import ask
 from serving import NANO, Serving
 from test_end_to_end import MANY, ORACLE, SLABS, answering
-from test_recovery import actor_of, answer, client_of, readiness, until
+from test_recovery import answer, readiness, until
 from tokenizers import Tokenizer
 from waiting import PATIENCE
 
@@ -29,13 +29,7 @@ class Stream(threading.Thread):
         super().__init__(daemon=True)
         self.num_chunks = 0
         self.error: openai.APIError | None = None
-        self._chunks = client_of(server).chat.completions.create(
-            model="carrel-nano",
-            messages=[{"role": "user", "content": ask(300, seed=9).text}],
-            max_tokens=30000,
-            stream=True,
-            extra_body={"ignore_eos": True, "carrel": {"policy": policy, "budget": 0.5}},
-        )
+        self._chunks = server.stream(ask(300, seed=9).text, 30000, policy=policy, budget=0.5)
         self.start()
 
     def run(self) -> None:
@@ -58,7 +52,7 @@ def refusal(server: Serving, policy: str) -> tuple[int, str]:
 
 
 def check_prompts_are_not_told(log: str) -> None:
-    """Of what was asked not even lines of the level debug have words, or ids of tokens; there are such lines."""
+    """Check that the log has lines at debug level, and that none holds words or token ids of a prompt."""
     assert '"level": "DEBUG"' in log
     tokenizer = Tokenizer.from_file(str(NANO / "tokenizer.json"))
     for case in MANY:
@@ -81,11 +75,8 @@ def chat(server: Serving, capsys: pytest.CaptureFixture[str]) -> None:
 def test_by_zero_copy_and_a_chat_and_a_stopped_store_holds_up_nobody_else_and_a_stopped_worker_is_started_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with answering(
-        "zero_copy",
-        MANY,
-        *(*SLABS, "--no-warmup", "--hang-timeout", "10", "--log-level", "debug"),
-    ) as server:
+    options = (*SLABS, "--no-warmup", "--hang-timeout", "10", "--log-level", "debug")
+    with answering(MANY, "--transport", "zero_copy", *options) as server:
         assert server.run.stat().st_mode & 0o777 == 0o700
         # Ray's processes, too
         assert server.listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
@@ -95,7 +86,7 @@ def test_by_zero_copy_and_a_chat_and_a_stopped_store_holds_up_nobody_else_and_a_
         dense.goes_on(server)
         recalls.goes_on(server)
 
-        actor = actor_of(server)
+        [actor] = server.actors("StoreActor")
         actor.send_signal(signal.SIGSTOP)
         until(lambda: readiness(server) == 503, server)
         # on a busy machine a status that is late says for a moment that the worker is away

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -12,6 +11,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from figures import since, tell
 from serving import NANO, Serving, serving
 from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import PATIENCE, wait_until
@@ -90,25 +90,25 @@ def complete(server: Serving, **fields: object) -> httpx.Response:
 def test_a_long_prompt_that_is_told_costs_others_little_and_memory_is_bounded(tmp_path: Path) -> None:
     options = ("--no-warmup", "--log-level", "warning", "--prefix-cache", "off")
     with serving(*options, model=save_long_model(tmp_path)) as server:
-        told: dict[str, object] = {"what": "an echo of 100,000 tokens", "load": psutil.getloadavg()[0]}
+        told: dict[str, object] = {"load": psutil.getloadavg()[0]}
         others = Others(server)
         wait_until(lambda: len(others.gaps) > 500)
         told["others alone"] = others.end()
 
         others, begin = Others(server), time.monotonic()
         assert complete(server).status_code == 200
-        told["beside a plain prompt"] = {**others.end(), "prompt_s": round(time.monotonic() - begin, 1)}
+        told["beside a plain prompt"] = {**others.end(), "prompt_s": since(begin)}
         before = peaks(server)
 
         others, begin = Others(server), time.monotonic()
         echo = complete(server, echo=True, logprobs=1)
-        told["beside an echo"] = {**others.end(), "prompt_s": round(time.monotonic() - begin, 1)}
+        told["beside an echo"] = {**others.end(), "prompt_s": since(begin)}
         assert echo.status_code == 200, echo.text[:300]
         assert len(echo.json()["choices"][0]["logprobs"]["token_logprobs"]) == LENGTH + 1
         after = peaks(server)
         told["more memory, MiB"] = {name: after[name] - before[name] for name in before}
         refused = complete(server, echo=True, logprobs=2)
         told["logprobs: 2"] = refused.json()["error"]["message"]
-        print(json.dumps(told))
+        tell("an echo of 100,000 tokens", **told)
         assert refused.status_code == 400
         assert sum(after.values()) - sum(before.values()) < MOST_MIB

@@ -9,10 +9,9 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 from questions import ask
-from serving import Serving, serving
+from serving import Serving, is_left, serving
 from waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.slow]
@@ -24,12 +23,8 @@ MESSAGES = [{"role": "user", "content": QUESTION.text}]
 TOKEN_BYTES = 8 * 2 * 2 * 64 * 4
 
 
-def client_of(server: Serving) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
-
-
 def answer(server: Serving) -> str:
-    reply = client_of(server).chat.completions.create(
+    reply = server.openai().chat.completions.create(
         model="carrel-nano",
         messages=MESSAGES,
         temperature=0,
@@ -42,7 +37,7 @@ def answer(server: Serving) -> str:
 def session(
     server: Serving, method: str, body: dict[str, Any] | None = None, name: str = "doc"
 ) -> dict[str, Any]:
-    """What the server says of a session, the question's or another."""
+    """Return the server's answer about a session: the question's, or another."""
     return httpx.request(method, f"{server.url}/v1/sessions/{name}", json=body, timeout=PATIENCE).json()
 
 
@@ -51,20 +46,6 @@ def num_cached(server: Serving, policy: str) -> int:
     body = {"messages": MESSAGES, "max_tokens": 1, "carrel": {"policy": policy}}
     reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE).json()
     return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def running_stream(server: Serving) -> openai.Stream:
-    """A stream that would go on for long, and has begun."""
-    stream = client_of(server).chat.completions.create(
-        model="carrel-nano",
-        messages=MESSAGES,
-        max_tokens=4000,
-        stream=True,
-        extra_body={"ignore_eos": True, "carrel": {"policy": "pqcache", "budget": 0.2}},
-    )
-    for _, chunk in zip(range(4), stream, strict=False):
-        assert chunk.choices
-    return stream
 
 
 def readiness(server: Serving) -> int:
@@ -81,14 +62,6 @@ def until(is_so: Callable[[], bool], server: Serving) -> None:
         return is_so()
 
     wait_until(serves_on, lambda: server.log.read_text()[-4000:], poll=0.1)
-
-
-def actor_of(server: Serving) -> psutil.Process:
-    return next(child for child in server.descendants() if "StoreActor" in "".join(child.cmdline()))
-
-
-def is_left(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(tmp_path: Path) -> None:
@@ -112,7 +85,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         before = answer(server)
         assert before.strip().rstrip(".") == QUESTION.answer
 
-        stream = running_stream(server)
+        stream = server.stream(QUESTION.text, 4000, policy="pqcache", budget=0.2)
         server.child("gpu_worker").kill()
         with pytest.raises(openai.APIError, match="worker"):
             for _ in stream:
@@ -131,7 +104,7 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         assert num_cached(server, "pqcache") == kept["tokens"]
 
         # with no request that would notice
-        actor = actor_of(server)
+        [actor] = server.actors("StoreActor")
         server.child("kv_store").kill()
         until(lambda: readiness(server) == 503, server)
         until(lambda: readiness(server) == 200, server)
@@ -142,8 +115,8 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         assert num_cached(server, "pqcache") == kept["tokens"]
         assert answer(server) == before
 
-        stream = running_stream(server)
-        actor_of(server).kill()
+        stream = server.stream(QUESTION.text, 4000, policy="pqcache", budget=0.2)
+        server.actors("StoreActor")[0].kill()
         until(lambda: readiness(server) == 503, server)
         with pytest.raises(openai.APIError):
             for _ in stream:
@@ -163,22 +136,9 @@ def test_each_process_in_turn_is_killed_and_comes_back_and_eight_streams_drain(t
         seen += server.descendants()
 
         with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            streams = [drained_stream(server) for _ in range(NUM_STREAMS)]
+            streams = [server.stream("Once upon a time", 60) for _ in range(NUM_STREAMS)]
             ends = [pool.submit(lambda stream: [*stream][-1].choices[0].finish_reason, s) for s in streams]
             assert server.stop() == 0, server.log.read_text()[-3000:]
             assert [end.result() for end in ends] == ["length"] * NUM_STREAMS
         assert not [process for process in seen if is_left(process)]
         assert not server.run.exists()
-
-
-def drained_stream(server: Serving) -> openai.Stream:
-    """A stream that has begun and will last a while, but not for ever."""
-    stream = client_of(server).chat.completions.create(
-        model="carrel-nano",
-        messages=[{"role": "user", "content": "Once upon a time"}],
-        max_tokens=60,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    assert next(stream).choices
-    return stream

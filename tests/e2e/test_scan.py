@@ -1,8 +1,7 @@
-"""What another host reaches of a server, by `make faults`: the server's host is a network namespace."""
+"""Scan a server from another host, by `make faults`: the server's host is a network namespace."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from figures import tell
 from ray_network import Host, can_make_networks, network
 from scanning import open_ports
 from serving import NANO, ROOT
@@ -56,14 +56,6 @@ def test_another_host_reaches_the_gateways_ports_where_they_are_opened_and_nothi
             closed = open_ports(server.address)
         with served(server, tmp_path / "open", "--host", "0.0.0.0", "--api-key", "mine-0123456789abcdef"):
             opened = open_ports(server.address)
-        print(
-            json.dumps(
-                {
-                    "what": "a scan of 65,535 ports from another host",
-                    "default": closed,
-                    "--host 0.0.0.0": opened,
-                }
-            )
-        )
+        tell("a scan of 65,535 ports from another host", **{"default": closed, "--host 0.0.0.0": opened})
         assert closed == []
         assert opened == [PORT, GRPC_PORT]

@@ -18,7 +18,7 @@ SLAB_TOKENS = 8
 
 @dataclass
 class Script:
-    """What the worker does next, and what it saw."""
+    """The worker's next reply, and a record of what it received."""
 
     reply: list[int] = field(default_factory=list)
     # before this token the call fails, or hangs until it is cancelled or aborted

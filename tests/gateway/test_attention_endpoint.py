@@ -136,7 +136,7 @@ def test_only_so_many_are_remembered() -> None:
 
 
 def readers(stack: Stack, key: str, name: str, count: int, closing: ExitStack) -> list[httpx.Response]:
-    """So many streams of one view, which stay open until `closing` ends."""
+    """Open `count` streams of one view, which stay open until `closing` ends."""
     headers = {"Authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None)
     http = closing.enter_context(

@@ -1,4 +1,4 @@
-"""Whose a request is: the worker shares prompts' computed beginnings among the requests of one key."""
+"""Test whose requests share work: the worker shares computed prefixes among the requests of one key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway refuses to be told; how options are read is tested in tests/carrel/process."""
+"""Test which options the gateway refuses; tests/carrel/process tests how options are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API says of itself is so: answers are as their types say, and the page that shows it needs nobody."""
+"""Test that answers match the documented types, and that the page of the API needs no other server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /health and /ready say in each state of a server, as docs/reliability.md has it."""
+"""Test the answers of /health and /ready in each state of a server, as docs/reliability.md has them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Piece:
 
 @asynccontextmanager
 async def held(work: HeavyWork, caller: bytes, size: int, count: int) -> AsyncIterator[list[Piece]]:
-    """So many pieces of a caller, which were given to `work` and end at the end."""
+    """Give `work` `count` pieces of a caller, and let them end at the end of the block."""
     pieces = [Piece() for _ in range(count)]
     tasks = [asyncio.create_task(work.run(caller, size, each)) for each in pieces]
     await asyncio.sleep(0)

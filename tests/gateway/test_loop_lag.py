@@ -71,7 +71,7 @@ def watched(stack: Stack) -> Iterator[Turns]:
 
 
 def refused() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What it is, the route and the body: each number far too large, too small, and as very many."""
+    """Yield name, route and body of requests to refuse: each number far too large, too small, and very many."""
     for name in NUMBERS:
         for value in (2**31, -1, [2**31] * MANY, {str(token): 1e9 for token in range(MANY)}):
             yield name, COMPLETIONS, {"prompt": "a", name: value}
@@ -90,7 +90,7 @@ def refused() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def well_formed() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What it is, the route and the body: as much of each thing as is read."""
+    """Yield name, route and body of valid requests that have as much of each thing as is read."""
     hello, ids, many = {"role": "user", "content": "x"}, [5] * (MAX_MODEL_LEN - 10), NUM_NESTED // 2
     for text in ("the fox ", "é", '\\"{[,'):
         escaped = json.dumps(text)[1:-1]
@@ -125,7 +125,7 @@ def well_formed() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def a_million() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What it is, the route and the body: token ids for a context of so many."""
+    """Yield name, route and body of requests with token ids for a context of a million."""
     ids = [at % 200 for at in range(MILLION - 10)]
     for fields in ({}, {"stream": True}, {"echo": True}, {"n": 4}, {"truncate_prompt_tokens": 100}):
         yield "a prompt", COMPLETIONS, {"prompt": ids, "max_tokens": 4, **fields}

@@ -29,7 +29,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def prompt_of(stack: Stack, path: str, **body: Any) -> str:
-    """What the worker is asked to continue."""
+    """Return the prompt that the worker is asked to continue."""
     script = stack.say("the")
     answer = httpx.post(stack.url + path, json=body, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text

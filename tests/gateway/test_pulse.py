@@ -1,4 +1,4 @@
-"""Who is waited for, and who hangs."""
+"""Test when a silent worker is waited for, and when it counts as hung."""
 
 from __future__ import annotations
 

@@ -21,8 +21,11 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 
 
 def lets_others_run(work: Callable[[], object], most_runs: int = 50) -> bool:
-    """Whether an event loop turns while the work runs in a thread; nothing takes Python's lock from a thread but what
-    gives it up. Work that gives it up runs until it was seen: on a busy machine the loop may miss a short run."""
+    """Return whether an event loop turns while the work runs in a thread.
+
+    Nothing takes Python's lock from a thread but what gives it up. Work that gives it up runs until it was seen:
+    on a busy machine the loop may miss a short run.
+    """
     states, turns = ["waiting"], 0
 
     def repeated() -> None:

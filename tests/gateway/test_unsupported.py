@@ -73,14 +73,14 @@ SENT: list[tuple[str, Any, type[schemas.Body]]] = [
 
 
 def ignored() -> set[str]:
-    """What the page says is."""
+    """Return the fields that the page lists as ignored."""
     section = API.read_text().split("### Fields that are ignored")[1].split("\n### ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return set(re.findall(r"`([a-z_.]+)`", " ".join(rows)))
 
 
 def within(hint: Any, is_wanted: Any) -> Iterator[Any]:
-    """Of an annotation the types that are wanted, whatever they stand in."""
+    """Yield the wanted types of an annotation, at any depth."""
     if is_wanted(hint):
         yield hint
     elif typing.get_origin(hint) is not typing.Literal:

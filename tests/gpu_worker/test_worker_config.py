@@ -1,4 +1,4 @@
-"""What a worker refuses to be told; how options are read is tested in tests/carrel/process."""
+"""Test which options a worker refuses; tests/carrel/process tests how options are read."""
 
 import subprocess
 import sys

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from checkout import ROOT
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from waiting import PATIENCE
 
@@ -27,7 +28,6 @@ from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
 from kv_store.config import parse_config as parse_store
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "compose.yaml").read_text()
 EXAMPLE = (ROOT / ".env.example").read_text()
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkout import ROOT
 
 from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.caches.layer_map import LayerMap
@@ -25,7 +26,7 @@ from gpu_worker.runner.workload import Workload
 from gpu_worker.startup import memory
 from kv_store.client import RowFormat
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/deployment.md"
+PAGE = ROOT / "docs/deployment.md"
 GIB = 2**30
 DEFAULTS = WorkerConfig(model="m", listen="unix:/a", store="unix:/b")
 NAMES = {"Llama-3.1-8B": "llama-3.1-8b", "carrel-nano": "nano"}
@@ -60,12 +61,12 @@ class Sizes:
 
     @property
     def least(self) -> int:
-        """Of the device, every hot cache as small as it may be."""
+        """Device memory with every hot cache as small as it may be."""
         return self.weights + self.beside + self.users * memory.least_slot_bytes(self._workload)
 
     @property
     def resident(self) -> int:
-        """Of the device, every token in a slot."""
+        """Device memory with every token in a slot."""
         return self.weights + self.beside + self.host
 
     @property
@@ -121,29 +122,10 @@ def test_sizes_are_those_of_the_memory_plan(cells: list[str]) -> None:
     name, context, users, *written = cells
     sizes = Sizes(SHAPES[NAMES[name]], tokens(context), int(users))
     computed = [sizes.host, sizes.weights, sizes.beside, sizes.least, sizes.resident]
-    assert [float(value) for value in written] == pytest.approx(
-        [value / GIB for value in computed], rel=0.05, abs=0.06
-    )
+    in_gib = [value / GIB for value in computed]
+    row = " | ".join([name, context, users, *(f"{value:.1f}" for value in in_gib)])
+    assert [float(value) for value in written] == pytest.approx(in_gib, rel=0.05, abs=0.06), f"| {row} |"
 
 
 def test_both_models_are_there() -> None:
     assert {cells[0] for cells in rows_of(PAGE.read_text())} == set(NAMES)
-
-
-def main() -> None:
-    """Print the table anew."""
-    for name, lengths, users in (
-        ("Llama-3.1-8B", (8, 32, 128), (1, 4, 8, 24)),
-        ("carrel-nano", (8, 32), (8,)),
-    ):
-        for length in lengths:
-            for number in users:
-                one = Sizes(SHAPES[NAMES[name]], 1024 * length, number)
-                sizes = (one.host, one.weights, one.beside, one.least, one.resident)
-                print(
-                    f"| {name} | {length}K | {number} | " + " | ".join(f"{s / GIB:.1f}" for s in sizes) + " |"
-                )
-
-
-if __name__ == "__main__":
-    main()

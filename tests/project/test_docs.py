@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from checkout import ROOT
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from carrel.commands import COMMANDS, calibrate, chat, deploy, methods, serve
@@ -26,7 +27,8 @@ from gateway.rest.session_schemas import SessionChangedAnswer
 from gpu_worker.policies.registry import registry
 from gpu_worker.v1.gpu_worker_pb2 import StatsResponse, StoreStatsResponse
 
-ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.*?) \| (.*?) ?\|$", re.MULTILINE)
+NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def options_of(add_arguments: object) -> list[str]:
@@ -133,6 +135,19 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     )
     named = re.findall(rf"`((?:{roots})/[\w./]+)`", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_each_attack_names_tests_that_are_there_or_says_what_is_missing() -> None:
+    rows = ROW.findall((ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
+    assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) > 40
+    for number, _, tests, missing in rows:
+        named = NAME.findall(tests)
+        assert named or missing, number
+        assert re.sub(r"[`, ]", "", NAME.sub("", tests)) == "", number
+        for file, test in named:
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(rf"def {test}\(", text), f"{number}: {file}::{test}"
 
 
 def test_the_readme_is_short() -> None:

@@ -48,7 +48,7 @@ FRAGMENTS_LEFT = {
     "gateway": 93,
     "gpu_worker": 190,
     "kv_store": 0,
-    "tests": 146,
+    "tests": 43,
     "tools": 9,
 }
 

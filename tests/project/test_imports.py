@@ -7,11 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from checkout import sources
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS = ("benchmarks", "carrel", "examples", "gateway", "gpu_worker", "kv_store", "tests", "tools")
 CODE_LOADERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 LOADING_WORDS = (*CODE_LOADERS, "_pyobj", "torch.load", "trust_remote_code")
@@ -22,7 +21,7 @@ STUBS = ("gateway.v1", "gpu_worker.v1", "kv_store.v1")
 
 @dataclass(frozen=True)
 class Rule:
-    """What the files of one folder may import of ours, and what they may not import of others'."""
+    """Imports that the files of one folder may make of ours, and those of other packages that they may not."""
 
     folder: str
     may_import: tuple[str, ...]
@@ -95,8 +94,9 @@ FLOORS = (
 )
 
 
-def python_files(folder: str) -> Iterator[Path]:
-    yield from (file for file in sorted((ROOT / folder).rglob("*.py")) if "__pycache__" not in file.parts)
+def package_of(name: str) -> str:
+    """Return the dotted name of a file's folder."""
+    return name.rpartition("/")[0].replace("/", ".")
 
 
 def imported_modules(tree: ast.AST, package: str) -> Iterator[str]:
@@ -133,9 +133,8 @@ def room_of(module: str) -> str:
     return "__main__" if "__main__" in parts else "".join(parts[:1])
 
 
-def room_of_file(file: Path) -> str:
-    *parts, _ = module = [*file.relative_to(ROOT).with_suffix("").parts]
-    return room_of(".".join(parts if module[-1] == "__init__" else module))
+def room_of_file(name: str) -> str:
+    return room_of(name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
 
 
 def other_rooms(source: str, package: str, room: str) -> set[str]:
@@ -153,7 +152,7 @@ def imports_upwards(source: str, package: str, room: str) -> list[str]:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """What is left when again and again those are taken away that import nothing of what is left."""
+    """Return the nodes that remain when those without arrows into the rest are removed again and again."""
     left = dict(arrows)
     while free := [room for room, others in left.items() if not others & left.keys()]:
         for room in free:
@@ -191,12 +190,11 @@ def loads_code(source: str) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.folder)
 def test_imports_run_one_way(rule: Rule) -> None:
     broken = {}
-    for file in python_files(rule.folder):
-        name = file.relative_to(ROOT)
-        if rule.except_folder and name.is_relative_to(rule.except_folder):
+    for name, text in sources(rule.folder):
+        if rule.except_folder and name.startswith(f"{rule.except_folder}/"):
             continue
-        if modules := broken_imports(rule, file.read_text(), ".".join(name.parent.parts)):
-            broken[str(name)] = modules
+        if modules := broken_imports(rule, text, package_of(name)):
+            broken[name] = modules
     assert broken == {}
 
 
@@ -210,12 +208,9 @@ def test_the_engine_loads_no_tensors() -> None:
 
 def test_inside_gpu_worker_imports_run_downwards() -> None:
     broken = {
-        str(file.relative_to(ROOT)): upwards
-        for file in python_files("gpu_worker")
-        if (room := room_of_file(file))
-        and (
-            upwards := imports_upwards(file.read_text(), ".".join(file.relative_to(ROOT).parent.parts), room)
-        )
+        name: upwards
+        for name, text in sources("gpu_worker")
+        if (room := room_of_file(name)) and (upwards := imports_upwards(text, package_of(name), room))
     }
     assert broken == {}
 
@@ -223,9 +218,9 @@ def test_inside_gpu_worker_imports_run_downwards() -> None:
 @pytest.mark.parametrize("package", ["gateway", "gpu_worker", "kv_store"])
 def test_no_rooms_of_a_package_import_each_other_in_a_circle(package: str) -> None:
     arrows: dict[str, set[str]] = {}
-    for file in python_files(package):
-        room, folder = room_of_file(file), ".".join(file.relative_to(ROOT).parent.parts)
-        arrows.setdefault(room, set()).update(other_rooms(file.read_text(), folder, room))
+    for name, text in sources(package):
+        room = room_of_file(name)
+        arrows.setdefault(room, set()).update(other_rooms(text, package_of(name), room))
     assert circles(arrows) == []
 
 
@@ -250,12 +245,7 @@ def test_a_circle_is_seen() -> None:
 
 
 def test_nothing_loads_code_from_data() -> None:
-    found = {
-        str(file.relative_to(ROOT)): uses
-        for folder in OURS
-        for file in python_files(folder)
-        if (uses := loads_code(file.read_text()))
-    }
+    found = {name: uses for name, text in sources(*OURS) if (uses := loads_code(text))}
     assert found == {}
 
 

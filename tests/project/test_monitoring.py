@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from checkout import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import Metrics
 from gpu_worker.v1.gpu_worker_pb2 import Histogram, StatsResponse, StoreCalls, StoreStatsResponse
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/monitoring"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 BOARD = json.loads((FOLDER / "boards/carrel.json").read_text())

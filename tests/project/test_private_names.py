@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
+from checkout import sources
+
 # Of other projects, where they have no public name for it.
 ALLOWED = {
     "_actions",  # argparse: the options of a parser
@@ -26,7 +26,7 @@ def is_private(name: str) -> bool:
 
 
 def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Of others: a class's own are its business."""
+    """Yield line and name of each private name of another object; a class's own are its business."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
@@ -39,9 +39,9 @@ def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_tests_read_no_private_names() -> None:
     found = [
-        f"{file.relative_to(TESTS)}:{line}: {name}"
-        for file in sorted(TESTS.rglob("*.py"))
-        for line, name in private_names(ast.parse(file.read_text()))
+        f"{file}:{line}: {name}"
+        for file, text in sources("tests")
+        for line, name in private_names(ast.parse(text))
     ]
     assert found == []
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from checkout import PACKAGES, sources
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("benchmarks", "carrel", "gateway", "gpu_worker", "kv_store")
 # The record itself, and its element types as those of PyTorch and NumPy.
 HOMES = ("kv_store/client/row_format.py", "gpu_worker/row_format.py", "kv_store/index/keys.py")
 
@@ -55,14 +53,7 @@ def name_of(node: ast.expr) -> str:
 
 
 def test_no_other_file_works_out_a_row() -> None:
-    files = {
-        str(path.relative_to(ROOT)): path
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
-    }
-    assert files.keys() >= set(HOMES)
-    found = {name: second_places(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    found = {name: second_places(text) for name, text in sources("benchmarks", *PACKAGES)}
     assert {name: places for name, places in found.items() if places and name not in HOMES} == {}
     assert all(found[name] for name in HOMES)
 

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from checkout import PACKAGES, ROOT, sources
 
 from benchmarks.commands import module_of
 from carrel.cli import build_parser
@@ -21,12 +21,11 @@ from gateway.rest.server import RESTServer
 from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_config import ARCHITECTURES
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 
 def commands() -> Iterator[str]:
-    """What `carrel serve` is given, on a line of a console or in a table's cell."""
+    """Yield the arguments of each `carrel serve` on a line of a console or in a table's cell."""
     for name in ("models.md", "tuning.md", "clients.md"):
         yield from re.findall(
             r"(?:^\$ .*?|`)carrel serve *([^#`\n]*)", (DOCS / name).read_text(), re.MULTILINE
@@ -34,10 +33,9 @@ def commands() -> Iterator[str]:
 
 
 def texts_of_the_code() -> Iterator[str]:
-    """Of each file, with literals that go on in the next line made one."""
-    for top in ("carrel", "gateway", "gpu_worker", "kv_store"):
-        for file in (ROOT / top).rglob("*.py"):
-            yield re.sub(r'"\s*\n\s*f?"', "", file.read_text())
+    """Yield the text of each file, with literals that continue on the next line joined."""
+    for _, text in sources(*PACKAGES):
+        yield re.sub(r'"\s*\n\s*f?"', "", text)
 
 
 def test_the_page_of_models_has_every_family() -> None:
@@ -58,7 +56,7 @@ def test_every_message_is_one_of_the_code() -> None:
 
 
 def blocks() -> Iterator[str]:
-    """Of each page, a line that goes on in the next made one."""
+    """Yield the lines of each page, a line that continues on the next joined with it."""
     for page in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))):
         text = page.read_text()
         for block in re.findall(

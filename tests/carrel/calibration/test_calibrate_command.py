@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
+from commands import Command
 from safetensors import safe_open
 
-from carrel.cli import main
 from carrel.commands import calibrate
 from carrel.errors import ChildError
 from carrel.serve.model import BUNDLED
@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
 
 @needs_model
 def test_its_file_serves_a_worker(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    text: Path, tmp_path: Path, carrel: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a folder of the same name where the user stands is not taken for ours
     (tmp_path / "gpu_worker").mkdir()
@@ -47,11 +47,11 @@ def test_its_file_serves_a_worker(
     monkeypatch.chdir(tmp_path)
     argv = ["calibrate", "--text", "text.txt", "--out", "nano.safetensors", "--device", "cpu"]
     argv += ["--tokens", "600", "--length", "300", "--share", "0.2", "--threshold", "0.85", "--threads", "1"]
-    assert main(argv) == 0
-    out, notes = capsys.readouterr()
-    assert out.startswith("outlier heads, 3 of 16: layer ")
-    assert "2 samples, 600 tokens in all\n" in notes
-    assert "calibrate: done\n" in notes
+    ended = carrel(*argv)
+    assert ended.code == 0
+    assert ended.out.startswith("outlier heads, 3 of 16: layer ")
+    assert "2 samples, 600 tokens in all\n" in ended.err
+    assert "calibrate: done\n" in ended.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu_worker", "nano.safetensors", "text.txt"]
     with safe_open("nano.safetensors", framework="pt") as file:
         about = file.metadata()
@@ -62,7 +62,7 @@ def test_its_file_serves_a_worker(
 
 
 def answer_with(calibration: Path, policies: list[str]) -> tuple[str, ...]:
-    """What a worker with this file offers, after each of these policies has answered."""
+    """Return the methods that a worker with this file offers after each of these policies has answered."""
     events: list[Event] = []
     with LocalStore(64 << 20) as store:
         config = WorkerConfig(
@@ -95,14 +95,11 @@ def answer_with(calibration: Path, policies: list[str]) -> tuple[str, ...]:
 
 
 @needs_model
-def test_what_the_process_refuses_is_told_in_a_line(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_process_refuses_is_told_in_a_line(text: Path, tmp_path: Path, carrel: Command) -> None:
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"what was there")
-    argv = ["calibrate", "--text", str(text), "--out", str(out), "--device", "cuda:99"]
-    assert main(argv) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    said = carrel.refusal("calibrate", "--text", text, "--out", out, "--device", "cuda:99")
+    error = said.splitlines()[-1]
     assert error.startswith("carrel calibrate: error: --device 'cuda:99'")
     assert out.read_bytes() == b"what was there"
 
@@ -117,30 +114,24 @@ def test_what_the_process_refuses_is_told_in_a_line(
     ],
 )
 def test_what_is_missing_is_told_before_the_model_loads(
-    changes: dict[str, str], message: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, str], message: str, text: Path, tmp_path: Path, carrel: Command
 ) -> None:
     given = {"model": str(BUNDLED), "--text": str(text), "--out": str(tmp_path / "out"), **changes}
-    argv = ["calibrate", given.pop("model")]
-    assert main([*argv, *(part for flag in given.items() for part in flag)]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    model = given.pop("model")
+    words = (part for flag in given.items() for part in flag)
+    error = carrel.refusal("calibrate", model, *words).splitlines()[-1]
     assert error.startswith("carrel calibrate: error: ")
     assert message in error
 
 
-def test_a_process_that_dies_is_told(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_process_that_dies_and_a_missing_library_are_told(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrel: Command
 ) -> None:
     def dies(*arguments: object) -> list[str]:
         raise ChildError("the calibration ended with signal SIGKILL: it said nothing")
 
     monkeypatch.setattr(calibrate, "calibrate", dies)
-    assert main(["calibrate", "--text", str(text), "--out", str(tmp_path / "out")]) == 1
-    assert "signal SIGKILL" in capsys.readouterr().err
-
-
-def test_a_missing_library_is_named(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    argv = ("calibrate", "--text", text, "--out", tmp_path / "out")
+    assert "signal SIGKILL" in carrel.refusal(*argv, code=1)
     monkeypatch.setattr(calibrate.importlib.util, "find_spec", lambda name: None)
-    assert main(["calibrate", "--text", str(text), "--out", str(tmp_path / "out")]) == 1
-    assert "needs transformers, torch, safetensors: pip install" in capsys.readouterr().err
+    assert "needs transformers, torch, safetensors: pip install" in carrel.refusal(*argv, code=1)

@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from commands import Command, Ended
 from fake_server import FakeServer
 from rich.console import Console
 from waiting import PATIENCE
@@ -23,9 +25,9 @@ from carrel.chat.answer import cost_line, take_answer
 from carrel.chat.client import ChatClient
 from carrel.chat.conversation import ChatOptions, Conversation, Delta, Usage
 from carrel.chat.repl import Repl
-from carrel.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
+NO_URLS = ("127.0.0.1:8000", "localhost:8000", "ftp://127.0.0.1", "http://127.0.0.1:x")
 
 
 @pytest.fixture
@@ -34,18 +36,18 @@ def server() -> Iterator[FakeServer]:
         yield fake
 
 
-def chat(server: FakeServer, *arguments: str) -> int:
-    return main(["chat", "--url", server.url, *arguments])
+@pytest.fixture
+def chat(server: FakeServer, carrel: Command) -> Callable[..., Ended]:
+    return partial(carrel, "chat", "--url", server.url)
 
 
-def test_one_question(server: FakeServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_question(server: FakeServer, chat: Callable[..., Ended], tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("It was a dark night.")
     options = ["--policy", "pqcache", "--budget", "0.1", "--system", "Be brief.", "--max-tokens", "9"]
-    assert chat(server, "--file", str(book), "--question", "What night?", "--temperature", "0", *options) == 0
-    out, err = capsys.readouterr()
-    assert out == "Forty-two.\n"
-    cost = " ".join(err.split())
+    ended = chat("--file", book, "--question", "What night?", "--temperature", "0", *options)
+    assert (ended.code, ended.out) == (0, "Forty-two.\n")
+    cost = " ".join(ended.err.split())
     assert "3,000 of 30,003 tokens attended (10%, pqcache)" in cost
     assert "27,000 offloaded · 1.5 MB moved · hit rate 91%" in cost
     assert re.search(r"TTFT [\d,]+ ms · [\d,.]+ tok/s", cost)
@@ -61,17 +63,16 @@ def test_one_question(server: FakeServer, capsys: pytest.CaptureFixture[str], tm
 
 
 def test_the_question_may_come_on_stdin(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, chat: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("What night?\n"))
-    assert chat(server, "--budget", "2048") == 0
-    assert capsys.readouterr().out == "Forty-two.\n"
+    assert chat("--budget", "2048").out == "Forty-two.\n"
     assert server.requests[0]["messages"] == [{"role": "user", "content": "What night?"}]
     assert server.requests[0]["carrel"] == {"budget": 2048}
 
 
 def talk(server: FakeServer, lines: list[str], document: str | None = None) -> str:
-    """What a user who types `lines` sees."""
+    """Return the output that a user sees who types `lines`."""
     remaining = iter(lines)
 
     def read(prompt: str) -> str:
@@ -84,7 +85,7 @@ def talk(server: FakeServer, lines: list[str], document: str | None = None) -> s
 
 
 def converse(server: FakeServer, read: Callable[[str], str], document: str | None = None) -> str:
-    """What a user sees whose lines `read` gives."""
+    """Return the output of a chat whose input lines come from `read`."""
     output = Console(file=io.StringIO(), width=200)
     with closing(ChatClient(f"{server.url}/v1/")) as client:
         Repl(client, client.model(), Conversation(None, document), ChatOptions(), output, output).run(read)
@@ -130,92 +131,79 @@ def test_an_answer_that_is_stopped_before_its_first_token_tells_no_time_of_that(
     assert cost_line(take_answer(events(), print)) == "stopped"
 
 
-def test_an_error_within_the_stream_is_an_error(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_within_the_stream_is_an_error(server: FakeServer, carrel: Command) -> None:
     server.late_error = "the worker is gone"
-    assert chat(server, "--question", "What?") == 1
-    assert "the worker is gone" in capsys.readouterr().err
+    assert "the worker is gone" in carrel.refusal("chat", "--url", server.url, "--question", "What?", code=1)
 
 
-def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "--url", "http://127.0.0.1:1", "--question", "What?"]) == 1
-    error = capsys.readouterr().err
+def test_no_server(carrel: Command) -> None:
+    error = carrel.refusal("chat", "--url", "http://127.0.0.1:1", "--question", "What?", code=1)
     assert "no server at http://127.0.0.1:1" in error
     assert "carrel serve" in error
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost:8000", "ftp://127.0.0.1", "http://127.0.0.1:x"])
-def test_a_url_that_is_none_is_refused_with_what_is_missing(
-    capsys: pytest.CaptureFixture[str], url: str
-) -> None:
-    assert main(["chat", "--url", url, "--question", "What?"]) == 2
-    error = capsys.readouterr().err
-    assert f"--url {url} " in error
-    assert "http://127.0.0.1:8000" in error
-
-
-def test_keys(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys(server: FakeServer, chat: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
     server.api_key = "tell-nobody"
-    assert chat(server, "--question", "What?") == 1
-    assert "--api-key" in capsys.readouterr().err
-    assert chat(server, "--question", "What?", "--api-key", "tell-nobody") == 0
+    refused = chat("--question", "What?")
+    assert (refused.code, "--api-key" in refused.err) == (1, True)
+    assert chat("--question", "What?", "--api-key", "tell-nobody").code == 0
     monkeypatch.setenv("CARREL_API_KEY", "tell-nobody")
-    assert chat(server, "--question", "What?") == 0
+    assert chat("--question", "What?").code == 0
 
 
 @pytest.mark.parametrize("key", ["k\u00e9y", "secret\n", "secret key"])
 def test_a_key_that_is_none_is_refused_and_not_shown(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
+    chat: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    for given in ("option", "environment"):
-        if given == "environment":
-            monkeypatch.setenv("CARREL_API_KEY", key)
-        assert chat(server, "--question", "What?", *(["--api-key", key] if given == "option" else [])) == 2
-        error = capsys.readouterr().err
-        assert "CARREL_API_KEY" in error
-        assert key.strip() not in error
-
-
-@pytest.mark.parametrize("temperature", ["nan", "inf", "warm"])
-def test_a_temperature_that_is_no_number_is_refused(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], temperature: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        chat(server, "--question", "What?", "--temperature", temperature)
-    assert ended.value.code == 2
-    assert f"--temperature: '{temperature}' is no number" in capsys.readouterr().err
+    by_option = chat("--question", "What?", "--api-key", key)
+    monkeypatch.setenv("CARREL_API_KEY", key)
+    for refused in (by_option, chat("--question", "What?")):
+        assert refused.code == 2
+        assert "CARREL_API_KEY" in refused.err
+        assert key.strip() not in refused.err
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "cannot read"), (b"\xff\xfe\x00", "not UTF-8"), (b"a\0b", "binary"), (b"\n", "empty")],
+    ("changes", "message"),
+    [
+        *(({"--url": url}, "http://127.0.0.1:8000") for url in NO_URLS),
+        *(
+            ({"--temperature": text}, f"--temperature: '{text}' is no number")
+            for text in ("nan", "inf", "warm")
+        ),
+        ({"--question": " "}, "error:"),
+        ({"--system": "caf\udce9"}, "the system message is not UTF-8 text"),
+        ({"--file": "none"}, "cannot read"),
+        ({"--file": "latin"}, "not UTF-8"),
+        ({"--file": "binary"}, "binary"),
+        ({"--file": "empty"}, "empty"),
+    ],
 )
-def test_files_that_are_no_text(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str
+def test_what_cannot_be_asked_is_refused(
+    server: FakeServer,
+    carrel: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    changes: dict[str, str],
+    message: str,
 ) -> None:
-    path = tmp_path / "file"
-    if content is not None:
-        path.write_bytes(content)
-    assert main(["chat", "--file", str(path), "--question", "What?"]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_an_empty_question_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat(server, "--question", " ") == 2
-    assert "error:" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("latin", b"\xff\xfe\x00"), ("binary", b"a\0b"), ("empty", b"\n")):
+        (tmp_path / name).write_bytes(content)
+    given = {"--url": server.url, "--question": "What?", **changes}
+    error = carrel.refusal("chat", *(word for each in given.items() for word in each))
+    assert message in error
+    assert "--url" not in changes or f"--url {changes['--url']} " in error
+    assert not server.requests
 
 
 # how Python reads stdin in most languages, and in the language C
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_a_question_on_stdin_that_is_no_text_is_refused(
-    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, errors: str
+    server: FakeServer, carrel: Command, monkeypatch: pytest.MonkeyPatch, errors: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9?"), "utf-8", errors))
-    assert chat(server) == 2
-    assert "the question is not UTF-8 text" in capsys.readouterr().err
+    assert "the question is not UTF-8 text" in carrel.refusal("chat", "--url", server.url)
     assert not server.requests
 
 
@@ -230,13 +218,6 @@ def test_what_is_typed_that_is_no_text_is_refused_and_the_conversation_goes_on(s
     assert seen.count("the question is not UTF-8 text") == 2
     assert "Forty-two." in seen
     assert [request["messages"][0]["content"] for request in server.requests] == ["What night?"]
-
-
-def test_a_system_message_that_is_no_text_is_refused(
-    server: FakeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert chat(server, "--system", "caf\udce9", "--question", "What?") == 2
-    assert "the system message is not UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN], ids=["default", "ignored"])

@@ -68,7 +68,7 @@ class Service:
         return str(reply.json()["choices"][0]["message"]["content"])
 
     def usage(self, prompt: str, **fields: Any) -> dict[str, Any]:
-        """Of a completion."""
+        """Return the usage of a completion."""
         body = {"prompt": prompt, "temperature": 0, "max_tokens": 400, "ignore_eos": True, **fields}
         reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE)
         assert reply.status_code == 200, reply.text

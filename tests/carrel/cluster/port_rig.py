@@ -1,4 +1,4 @@
-"""What listens on a host that is a network namespace, and what it answers to others."""
+"""Listening ports of a host that is a network namespace, and their answers to other hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_SYNC = "/ray.rpc.syncer.RaySyncer/StartSync"
 
 
 def listeners(host: Host) -> dict[int, str]:
-    """Whose each port is, by the name of the process."""
+    """Return the name of the process that owns each port."""
     lines = subprocess.run(host.within("ss", "-tlnpHO"), capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^\S+ +\S+ +\S+ +\S+:(\d+) .*?pid=(\d+)", lines, re.MULTILINE)
     return {int(port): name_of(psutil.Process(int(pid))) for port, pid in found}

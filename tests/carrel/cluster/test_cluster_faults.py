@@ -22,7 +22,7 @@ def children(nodes: Nodes) -> set[psutil.Process]:
 
 
 def is_whole(nodes: Nodes, service: Service) -> Callable[[], bool]:
-    """Whether two replicas serve, and nothing else of ours is left of those before."""
+    """Return a condition: two replicas serve, and no earlier process of ours is left."""
 
     def check() -> bool:
         return [len(nodes.running(word)) for word in OURS] == [2, 2, 2] and service.num_serving() == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 from cluster_rig import SMALL, Service, finish, until
+from figures import since, tell
 from ray_network import Host, Network, can_make_networks, network
 from test_cluster_e2e import NUM_TOKENS, PROMPTS, QUESTION
 from waiting import wait_until
@@ -64,16 +64,8 @@ class Watch(threading.Thread):
         }
 
 
-def tell(what: str, **figures: object) -> None:
-    print(json.dumps({"what": what, **figures}))
-
-
-def since(begin: float) -> float:
-    return round(time.monotonic() - begin, 1)
-
-
 def until_here(is_so: Callable[[], object], what: str, patience_s: float = 600.0) -> None:
-    """What Ray notices late takes longer than anything that we do."""
+    """Wait until the condition holds. Ray notices a failure late, so the patience is long."""
     deadline = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain until {what}"

@@ -1,9 +1,10 @@
-"""What another host reaches of a Ray cluster, by `make faults`: each node is a network namespace with a link to the
-cluster's own network, and one to the clients'."""
+"""Scan a Ray cluster from another host, by `make faults`.
+
+Each node is a network namespace with a link to the cluster's own network, and one to the clients'.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import ray
 from certificates import sign_oneself
 from cluster_rig import ROOT, SMALL
+from figures import tell
 from port_rig import START_SYNC, by_the_public_link, call, listeners, methods, seen
 from ray_network import PORT as GCS_PORT
 from ray_network import Host, Network, can_make_networks, network
@@ -54,10 +56,6 @@ INIT = "import ray, sys; ray.init(sys.argv[1])"
 WRONG = "0" * 64
 
 
-def tell(what: str, **figures: object) -> None:
-    print(json.dumps({"what": what, **figures}))
-
-
 def deploy(net: Network, *options: str) -> None:
     """The gateway's ports are at the head's public address; a chat goes through."""
     [head, *_] = net.hosts
@@ -81,7 +79,7 @@ def beside(found: dict[int, str]) -> dict[str, int]:
 
 
 def served(address: str, port: int) -> set[str]:
-    """What HTTP gives without the token."""
+    """Return the paths that HTTP answers without the token."""
     found = set()
     for method, path in REQUESTS:
         reply = httpx.request(method, f"http://{address}:{port}{path}", timeout=PATIENCE)
@@ -91,7 +89,7 @@ def served(address: str, port: int) -> set[str]:
 
 
 def end_of(host: Host, folder: Path, variables: dict[str, str], command: tuple[str, ...]) -> str:
-    """What a command tells that fails there for want of the token."""
+    """Return the last output of a command that fails there for want of the token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = {**kept, "HOME": str(folder), "PYTHONPATH": str(ROOT), **variables}
     line = host.within(sys.executable, *command)

@@ -1,4 +1,4 @@
-"""What `carrel deploy` asks of Ray, and the two files that ask for the same."""
+"""Test what `carrel deploy` asks of Ray, and that two files ask for the same."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import Command
 from ray.serve.schema import ServeDeploySchema
 
-from carrel.cli import main
 from carrel.cluster.app import HEAD, ROUTER, build, gateway_options, replica_options
 from carrel.cluster.options import gateway_config, read_arguments
 from carrel.cluster.router import WishRouter
@@ -22,11 +22,6 @@ ROOT = Path(__file__).resolve().parents[3]
 RAY = yaml.safe_load((ROOT / "deploy/ray/carrel.yaml").read_text())
 KUBE, POLICY = yaml.safe_load_all((ROOT / "deploy/kuberay/carrel.yaml").read_text())
 SERVE_CONFIG = yaml.safe_load(KUBE["spec"]["serveConfigV2"])
-
-
-def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    assert main(["deploy", "--print", *options]) == 0
-    return dict(yaml.safe_load(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("config", [RAY, SERVE_CONFIG], ids=["ray", "kuberay"])
@@ -44,14 +39,15 @@ def test_serve_takes_the_files_and_the_builder_their_args(config: dict[str, Any]
         )
 
 
-def test_what_is_printed_is_what_serve_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    config = printed(capsys, "--port", "9000", "--max-replicas", "3", "--max-num-seqs", "4", "--name", "x")
+def test_what_is_printed_is_what_serve_takes(carrel: Command) -> None:
+    options = ("--port", "9000", "--max-replicas", "3", "--max-num-seqs", "4", "--name", "x")
+    config = yaml.safe_load(carrel.output("deploy", "--print", *options))
     (application,) = ServeDeploySchema.model_validate(config).applications
     assert (application.name, config["http_options"]["port"]) == ("x", 9000)
     options = read_arguments(application.args).options
     assert (options.max_num_seqs, options.max_replicas, options.min_replicas) == (4, 3, 1)
     assert options.allow_open
-    config = printed(capsys, "--host", "0.0.0.0")
+    config = yaml.safe_load(carrel.output("deploy", "--print", "--host", "0.0.0.0"))
     assert not read_arguments(config["applications"][0]["args"]).options.allow_open
 
 
@@ -164,9 +160,7 @@ def test_no_port_but_the_gateways_is_open_to_all() -> None:
     assert all("podSelector" in peer for peer in ours["from"])
 
 
-def test_taking_away_waits_longer_than_serve_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_taking_away_waits_longer_than_serve_does(monkeypatch: pytest.MonkeyPatch, carrel: Command) -> None:
     names, asked = [["carrel"]] * 3, list[str]()
 
     def slow(name: str) -> None:
@@ -183,8 +177,8 @@ def test_taking_away_waits_longer_than_serve_does(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr("ray.shutdown", lambda: None)
-    assert main(["deploy", "--remove"]) == 0
+    assert carrel("deploy", "--remove").code == 0
     assert (asked, names) == (["carrel"], [])
     names += [["carrel"]] * 9
-    assert main(["deploy", "--remove", "--timeout", "0"]) == 1
-    assert "is not gone after 0 s; it goes on ending" in capsys.readouterr().err
+    error = carrel.refusal("deploy", "--remove", "--timeout", "0", code=1)
+    assert "is not gone after 0 s; it goes on ending" in error

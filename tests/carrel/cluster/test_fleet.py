@@ -21,10 +21,10 @@ REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
 
 
 class Response:
-    """Of a stream and of a call that returns nothing."""
+    """A response that is both a stream and a call that returns nothing."""
 
     def cancel(self) -> None:
-        """Of what has ended."""
+        """Ignore it: the response has ended."""
 
     async def __aiter__(self) -> AsyncIterator[Frame]:
         yield Frame("a", is_last=True)

@@ -88,24 +88,6 @@ def test_prompts_alike_that_come_together_stay_together_until_their_holder_is_bu
     assert names[3] != names[0]
 
 
-def test_a_full_replica_gets_nothing_until_a_request_of_it_ends() -> None:
-    routes, links = routing(max_lead=100, max_requests=2), links_of(DOCUMENT)
-    chosen = [routes.choose(links, ["a", "b"]) for _ in range(4)]
-    names = [route.replica for route in chosen if route]
-    assert sorted(names) == ["a", "a", "b", "b"]
-    assert routes.choose(links, ["a", "b"]) is None
-    routes.ended("a")
-    again = routes.choose(links, ["a", "b"])
-    assert again is not None
-    assert again.replica == "a"
-
-
-def test_without_affinity_only_load_counts() -> None:
-    routes = routing(has_affinity=False)
-    chosen = [routes.choose(links_of(DOCUMENT), ["a", "b"]) for _ in range(4)]
-    assert sorted(route.replica for route in chosen if route) == ["a", "a", "b", "b"]
-
-
 def test_another_replica_may_take_a_request_and_then_holds_its_prompt() -> None:
     routes, links = routing(), links_of(DOCUMENT)
     route = routes.choose(links, ["a"])
@@ -178,8 +160,7 @@ def test_a_session_leaves_a_replica_that_cannot_take_it_and_stays_where_it_went(
     assert give(routes, links, ["a", "b"], session) == Route("b", 960, by_session=True)
 
 
-def test_without_affinity_sessions_spread_too() -> None:
+def test_without_affinity_neither_prompts_nor_sessions_count() -> None:
     routes, session = routing(has_affinity=False), session_link(b"", "talk")
-    first = give(routes, links_of(DOCUMENT), ["a", "b"], session)
-    second = give(routes, links_of(DOCUMENT), ["a", "b"], session)
-    assert {first.replica, second.replica} == {"a", "b"}
+    given = [give(routes, links_of(DOCUMENT), ["a", "b"], session) for _ in range(4)]
+    assert sorted(route.replica for route in given) == ["a", "a", "b", "b"]

@@ -54,26 +54,25 @@ def test_it_serves_until_it_is_stopped(tmp_path: Path, program: str, stop_s: flo
     assert not psutil.pid_exists(pid)
 
 
-def test_one_that_ends_at_the_start_is_told_with_its_last_words(tmp_path: Path) -> None:
-    worker = start("import sys; sys.exit('no such model')", tmp_path / "mark", lambda reason: None)
-    with pytest.raises(ReplicaStartError, match="code 1: no such model"):
+@pytest.mark.parametrize(
+    ("program", "start_s", "environment", "message"),
+    [
+        ("import sys; sys.exit('no such model')", PATIENCE, {}, "code 1: no such model"),
+        (SERVES, PATIENCE, {"LONG": "x" * (4 << 20)}, r"worker cannot be started: .*too long"),
+        ("import time; time.sleep(600)", 0.1, {}, r"did not become ready in 0\.1 s"),
+    ],
+    ids=["ends", "cannot start", "is never ready"],
+)
+def test_one_that_does_not_come_up_is_told(
+    tmp_path: Path, program: str, start_s: float, environment: dict[str, str], message: str
+) -> None:
+    late = spec(program, tmp_path / "mark", start_s=start_s)
+    deaths: list[str] = []
+    worker = WorkerProcess(late, {**os.environ, **environment}, deaths.append)
+    with pytest.raises(ReplicaStartError, match=message):
         worker.wait_ready()
     worker.stop()
-
-
-def test_one_that_cannot_be_started_is_told_at_once(tmp_path: Path) -> None:
-    worker = WorkerProcess(spec(SERVES, tmp_path / "mark"), {"LONG": "x" * (4 << 20)}, never)
-    with pytest.raises(ReplicaStartError, match=r"worker cannot be started: .*too long"):
-        worker.wait_ready()
-    worker.stop()
-
-
-def test_one_that_is_never_ready_is_told(tmp_path: Path) -> None:
-    late = spec("import time; time.sleep(600)", tmp_path / "mark", start_s=0.1)
-    worker = WorkerProcess(late, dict(os.environ), never)
-    with pytest.raises(ReplicaStartError, match=r"did not become ready in 0\.1 s"):
-        worker.wait_ready()
-    worker.stop()
+    assert not deaths or "code 1" in message
 
 
 def test_its_death_is_told_to_one_who_may_then_clean_up(tmp_path: Path) -> None:

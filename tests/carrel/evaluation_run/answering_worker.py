@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
+from commands import Command, Ended
 from waiting import PATIENCE
 
 from carrel.evaluation.documents import Codec
@@ -123,14 +125,25 @@ def serve(worker: FakeWorker, folder: Path) -> tuple[grpc.Server, str]:
     return server, address
 
 
-@dataclass
+@dataclass(frozen=True)
 class FakeRun:
-    """A served fake worker and the arguments of `carrel eval` that reach it."""
+    """A served fake worker, and `carrel eval` with the options that reach it."""
 
     worker: FakeWorker
-    arguments: list[str]
+    command: Command
+    options: dict[str, Any]
 
-    def without(self, flag: str) -> list[str]:
-        """The arguments but for this one, which a test gives itself."""
-        place = self.arguments.index(flag)
-        return self.arguments[:place] + self.arguments[place + 2 :]
+    @property
+    def arguments(self) -> list[str]:
+        return ["eval", *(str(word) for each in self.options.items() for word in each)]
+
+    def __call__(self, *words: Any, code: int = 0) -> Ended:
+        """Run it with more options, which replace its own, and expect this exit code."""
+        ended = self.command(*self.without(*map(str, words)).arguments, *words)
+        assert ended.code == code, ended
+        return ended
+
+    def without(self, *flags: str) -> FakeRun:
+        return replace(
+            self, options={flag: value for flag, value in self.options.items() if flag not in flags}
+        )

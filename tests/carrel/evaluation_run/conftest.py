@@ -11,6 +11,7 @@ from random import Random
 import grpc
 import pytest
 from answering_worker import LENGTH, MODEL, NUM_DOCUMENTS, FakeRun, FakeWorker, serve
+from commands import Command
 
 from carrel.evaluation.suite import Library, Suite
 
@@ -36,7 +37,7 @@ def suite(books: Path) -> Suite:
 
 
 @pytest.fixture
-def fake_run(suite: Suite, books: Path) -> Iterator[Callable[..., FakeRun]]:
+def fake_run(suite: Suite, books: Path, carrel: Command) -> Iterator[Callable[..., FakeRun]]:
     servers: list[grpc.Server] = []
     # short: a socket's path has 107 bytes at most
     with tempfile.TemporaryDirectory(prefix="eval-", dir="/tmp") as folder:
@@ -46,9 +47,9 @@ def fake_run(suite: Suite, books: Path) -> Iterator[Callable[..., FakeRun]]:
             worker = FakeWorker(suite.facts.codec, questions, wrong)
             server, address = serve(worker, Path(folder))
             servers.append(server)
-            arguments = ["eval", "--model", MODEL, "--books", books, "--worker", address, "--lengths", LENGTH]
-            arguments += ["--documents", NUM_DOCUMENTS, "--seed", SEED, "--budgets", "0.2"]
-            return FakeRun(worker, [str(argument) for argument in arguments])
+            options = {"--model": MODEL, "--books": books, "--worker": address, "--lengths": LENGTH}
+            options |= {"--documents": NUM_DOCUMENTS, "--seed": SEED, "--budgets": 0.2}
+            return FakeRun(worker, carrel, options)
 
         yield make
         for server in servers:

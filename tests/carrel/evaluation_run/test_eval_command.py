@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from answering_worker import DEVICE_BYTES, HOST_BYTES, LENGTH, NUM_DOCUMENTS, PREFILL_MS, STEP_MS, FakeRun
 
-from carrel.cli import main
 from carrel.evaluation import worker_client
 from carrel.evaluation.record import read_report
 from carrel.evaluation.suite import ANSWER_TOKENS, Suite
@@ -18,15 +17,23 @@ from carrel.evaluation.suite import ANSWER_TOKENS, Suite
 MakeRun = Callable[..., FakeRun]
 
 
-def test_every_cell_asks_the_same_questions(fake_run: MakeRun, suite: Suite, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policies", "named"),
+    [
+        ([], ("full", "oracle", "pqcache", "clusterkv")),
+        # every method of the worker
+        (["all", "snapkv+adakv"], ("full", "clusterkv", "oracle", "pqcache", "snapkv", "snapkv+adakv")),
+        (["ablations"], ("pqcache", "clusterkv", "clusterkv+l2", "clusterkv+ip")),
+    ],
+)
+def test_every_cell_asks_the_same_questions(
+    fake_run: MakeRun, policies: list[str], named: tuple[str, ...]
+) -> None:
     run = fake_run()
-    assert main([*run.arguments, "--json", str(tmp_path / "report.json")]) == 0
+    run(*(["--policies", *policies] if policies else []))
     asked = Counter((request.policy, request.num_prefill_tokens > 0) for request in run.worker.requests)
-    assert asked == {
-        (policy, is_p2): NUM_DOCUMENTS
-        for policy in ("full", "oracle", "pqcache", "clusterkv")
-        for is_p2 in (False, True)
-    }
+    assert asked == {(policy, is_p2): NUM_DOCUMENTS for policy in named for is_p2 in (False, True)}
+    assert run.worker.requests[0].policy == named[0]
     prompts = {tuple(request.prompt_token_ids) for request in run.worker.requests}
     assert len(prompts) == NUM_DOCUMENTS
     assert all(len(prompt) <= LENGTH - ANSWER_TOKENS for prompt in prompts)
@@ -34,7 +41,7 @@ def test_every_cell_asks_the_same_questions(fake_run: MakeRun, suite: Suite, tmp
 
 def test_p2_prefills_the_context_alone(fake_run: MakeRun, suite: Suite) -> None:
     run = fake_run()
-    assert main([*run.arguments, "--protocols", "P2", "--policies", "pqcache"]) == 0
+    run("--protocols", "P2", "--policies", "pqcache")
     questions = [suite.question("mixed", LENGTH, index) for index in range(NUM_DOCUMENTS)]
     contexts = {question.context_ids + question.question_ids: question.context_ids for question in questions}
     for request in run.worker.requests:
@@ -45,12 +52,10 @@ def test_p2_prefills_the_context_alone(fake_run: MakeRun, suite: Suite) -> None:
         assert request.budget.share == 0.2
 
 
-def test_the_report_holds_scores_and_costs(
-    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_holds_scores_and_costs(fake_run: MakeRun, tmp_path: Path) -> None:
     run, path = fake_run(wrong=("pqcache",)), tmp_path / "report.json"
     options = ["--policy-options", "pqcache:num_bits=5,num_sink=4", "quest:page_size=8"]
-    assert main([*run.arguments, "--json", str(path), "--protocols", "P1", *options]) == 0
+    shown = run("--json", path, "--protocols", "P1", *options).out
     assert read_report(path).source.policy_options == "pqcache:num_bits=5,num_sink=4,quest:page_size=8"
     results = {result.cell.policy: result for result in read_report(path).results()}
     assert {policy: result.exact_match for policy, result in results.items()} == {
@@ -64,7 +69,6 @@ def test_the_report_holds_scores_and_costs(
     assert results["full"].cell.budget is None
     assert (results["oracle"].attention_mass, results["oracle"].recall_rate) == (0.75, 0.5)
     assert results["oracle"].bytes_moved == 2**20
-    shown = capsys.readouterr().out
     assert "| mixed | 1K | P1 | pqcache | n/5 | 6 | 0.00 (0.00-0.39) | 0.00 (0.00-0.00) |" in shown
     assert "oracle loses +0.000 against full (target: at most 0.03): met" in shown
     assert "pqcache loses +1.000 against oracle (target: at most 0.05): MISSED" in shown
@@ -72,39 +76,24 @@ def test_the_report_holds_scores_and_costs(
     assert {"versions", "machine", "command", "date"} <= set(about)
 
 
-def test_a_budget_may_be_a_number_of_tokens(
-    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_may_be_a_number_of_tokens(fake_run: MakeRun, tmp_path: Path) -> None:
     run, path = fake_run(), tmp_path / "report.json"
-    arguments = [*run.without("--budgets"), "--policies", "oracle", "--protocols", "P1", "--json", str(path)]
-    assert main([*arguments, "--budgets", "0.5", "256"]) == 0
+    arguments = ("--policies", "oracle", "--protocols", "P1", "--json", path, "--budgets", "0.5", "256")
+    shown = run(*arguments).out
     kinds = Counter((request.budget.share, request.budget.tokens) for request in run.worker.requests)
     assert kinds == {(0.5, 0): NUM_DOCUMENTS, (0, 256): NUM_DOCUMENTS}
     assert [cell["cell"]["budget"] for cell in json.loads(path.read_text())["cells"]] == [0.5, 256]
-    assert "| mixed | 1K | P1 | oracle | 256 | 6 |" in capsys.readouterr().out
-    assert main([*arguments, "--budgets", "0.5", "256", "--resume"]) == 0
+    assert "| mixed | 1K | P1 | oracle | 256 | 6 |" in shown
+    run(*arguments, "--resume")
     assert len(run.worker.requests) == 2 * NUM_DOCUMENTS
 
 
-def test_all_stands_for_every_method_of_the_worker(fake_run: MakeRun) -> None:
-    run = fake_run()
-    assert main([*run.arguments, "--policies", "all", "snapkv+adakv", "--protocols", "P1"]) == 0
-    asked = Counter(request.policy for request in run.worker.requests)
-    named = ("full", "clusterkv", "oracle", "pqcache", "snapkv", "snapkv+adakv")
-    assert asked == dict.fromkeys(named, NUM_DOCUMENTS)
-    assert run.worker.requests[0].policy == "full"
-
-
-def test_memory_is_told_of_what_a_policy_keeps(
-    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_is_told_of_what_a_policy_keeps(fake_run: MakeRun, tmp_path: Path) -> None:
     run, path = fake_run(), tmp_path / "report.json"
-    policies = ["--policies", "full", "oracle", "snapkv"]
-    assert main([*run.arguments, *policies, "--protocols", "P1", "--json", str(path)]) == 0
+    shown = run("--policies", "full", "oracle", "snapkv", "--protocols", "P1", "--json", path).out
     full, oracle, snapkv = read_report(path).results()
     assert {full.device_bytes, oracle.device_bytes, snapkv.device_bytes} == {DEVICE_BYTES}
     assert (full.host_bytes, oracle.host_bytes, snapkv.host_bytes) == (0, HOST_BYTES, 0)
-    shown = capsys.readouterr().out
     # Its rows were in the store to be measured by: it hits nothing, and moves nothing.
     assert "| 0.750 | 0.500 | 0.625 | 100 | - | 3.00 | 0 | - | - | - |" in shown
     assert "| 0.750 | 0.500 | 0.625 | 100 | 0.900 | 3.00 | 5.00 | 1.0 | - | - |" in shown
@@ -112,79 +101,61 @@ def test_memory_is_told_of_what_a_policy_keeps(
 
 @pytest.mark.parametrize("protocol", ["P1", "P2"])
 def test_times_are_compared_where_nothing_is_measured(
-    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], protocol: str
+    fake_run: MakeRun, tmp_path: Path, protocol: str
 ) -> None:
     run, path = fake_run(), tmp_path / "report.json"
-    arguments = [*run.arguments, "--policies", "full", "oracle", "--protocols", protocol, "--json", str(path)]
-    assert main([*arguments, "--no-measure"]) == 0
+    arguments = ("--policies", "full", "oracle", "--protocols", protocol, "--json", path)
+    shown = run(*arguments, "--no-measure").out
     assert not any(request.measure for request in run.worker.requests)
     full, oracle = read_report(path).results()
     assert (full.median_prefill_ms, full.median_step_ms) == (PREFILL_MS, pytest.approx(STEP_MS))
     assert (oracle.attention_mass, oracle.recall_rate) == (None, None)
-    shown = capsys.readouterr().out
     assert "| - | - | - | 100 | - | 3.00 | 0 | - | 1.00 | 1.00 |" in shown
     assert "| - | - | - | 100 | 0.900 | 3.00 | 5.00 | 1.0 | 2.00 | 0.50 |" in shown
     # A run that measures is another one.
-    assert main([*arguments, "--resume"]) == 1
-    assert "is_measured (False there, True here)" in capsys.readouterr().err
+    assert "is_measured (False there, True here)" in run(*arguments, "--resume", code=1).err
 
 
-def test_a_budget_that_a_policy_refuses_leaves_its_cell_out(
-    fake_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_that_a_policy_refuses_leaves_its_cell_out(fake_run: MakeRun, tmp_path: Path) -> None:
     run, path = fake_run(), tmp_path / "report.json"
     run.worker.least_budget = 100
     arguments = ["--policies", "snapkv", "oracle", "--protocols", "P1", "--budgets", "64", "128"]
-    assert main([*run.without("--budgets"), *arguments, "--json", str(path)]) == 0
+    notes = run(*arguments, "--json", path).err
     assert [(result.cell.policy, result.cell.budget) for result in read_report(path).results()] == [
         ("snapkv", 128),
         ("oracle", 64),
         ("oracle", 128),
     ]
-    assert "left out: mixed 1K P1 snapkv 64: snapkv needs more tokens" in capsys.readouterr().err
-
-
-def test_ablations_stand_beside_their_methods(fake_run: MakeRun) -> None:
-    run = fake_run()
-    assert main([*run.arguments, "--policies", "ablations", "--protocols", "P1"]) == 0
-    asked = Counter(request.policy for request in run.worker.requests)
-    named = ("pqcache", "clusterkv", "clusterkv+l2", "clusterkv+ip")
-    assert asked == dict.fromkeys(named, NUM_DOCUMENTS)
+    assert "left out: mixed 1K P1 snapkv 64: snapkv needs more tokens" in notes
 
 
 def test_a_busy_worker_is_asked_again(fake_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_client, "BUSY_PAUSE_S", 0.01)
     run = fake_run()
     run.worker.num_busy = 3
-    assert main([*run.arguments, "--policies", "full", "--protocols", "P1"]) == 0
+    run("--policies", "full", "--protocols", "P1")
     assert len(run.worker.requests) == NUM_DOCUMENTS
 
 
-def test_a_worker_of_another_model_is_not_asked_in_the_default_ones_tokens(
-    fake_run: MakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_of_another_model_is_not_asked_in_the_default_ones_tokens(fake_run: MakeRun) -> None:
     run = fake_run()
     run.worker.model = "/models/another"
-    assert main([*run.without("--model"), "--policies", "full"]) != 0
-    assert "serves another; name it by --model" in capsys.readouterr().err
+    refused = run.without("--model")("--policies", "full", code=1)
+    assert "serves another; name it by --model" in refused.err
     assert not run.worker.requests
     # who names the model knows it by this name
-    assert main([*run.arguments, "--policies", "full", "--protocols", "P1"]) == 0
+    run("--policies", "full", "--protocols", "P1")
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("extra", "code", "message"),
     [
-        (["--policies", "quest"], "no policy quest"),
-        (["--lengths", "4096"], "beyond the worker's 2048 tokens"),
-        (["--resume"], "--resume needs --json"),
+        (["--policies", "quest"], 1, "no policy quest"),
+        (["--lengths", "4096"], 1, "beyond the worker's 2048 tokens"),
+        (["--resume"], 2, "--resume needs --json"),
     ],
 )
-def test_what_cannot_be_run_is_refused(
-    fake_run: MakeRun, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
-) -> None:
+def test_what_cannot_be_run_is_refused(fake_run: MakeRun, extra: list[str], code: int, message: str) -> None:
     run = fake_run()
-    arguments = run.without("--lengths") if "--lengths" in extra else run.arguments
-    assert main([*arguments, *extra]) != 0
-    assert message in capsys.readouterr().err
+    assert message in run(*extra, code=code).err
     assert not run.worker.requests

@@ -37,89 +37,74 @@ async def order_of(pieces: Sequence[tuple[bytes, int]]) -> list[tuple[bytes, int
         ([(b"a", 5)] * 20 + [(b"b", 5), (b"c", 5)], b"abc" + b"a" * 19),
     ],
 )
-def test_each_caller_has_its_turns_however_much_waits(
+async def test_each_caller_has_its_turns_however_much_waits(
     pieces: list[tuple[bytes, int]], expected: bytes
 ) -> None:
-    served = asyncio.run(order_of(pieces))
-    assert b"".join(caller for caller, _ in served) == expected
+    assert b"".join(caller for caller, _ in await order_of(pieces)) == expected
 
 
-def test_of_one_callers_work_the_smallest_is_first() -> None:
+async def test_of_one_callers_work_the_smallest_is_first() -> None:
     pieces = [(b"a", size) for size in (50, 7, 90, 1)]
-    assert [size for _, size in asyncio.run(order_of(pieces))] == [1, 7, 50, 90]
+    assert [size for _, size in await order_of(pieces)] == [1, 7, 50, 90]
 
 
-def test_a_large_piece_is_passed_by_its_own_size_at_most() -> None:
-    async def run() -> list[int]:
-        turns, served = FairTurns(1), []
+async def test_a_large_piece_is_passed_by_its_own_size_at_most() -> None:
+    turns, served = FairTurns(1), list[int]()
 
-        async def do(size: int) -> None:
-            async with turns.turn(b"a", size):
-                served.append(size)
-                if size == 1 and len(served) < 100:
-                    group.create_task(do(1))
-                    await asyncio.sleep(0)
+    async def do(size: int) -> None:
+        async with turns.turn(b"a", size):
+            served.append(size)
+            if size == 1 and len(served) < 100:
+                group.create_task(do(1))
+                await asyncio.sleep(0)
 
-        async with asyncio.TaskGroup() as group:
-            for size in (1, 1, 20):
-                group.create_task(do(size))
-        return served
-
-    served = asyncio.run(run())
+    async with asyncio.TaskGroup() as group:
+        for size in (1, 1, 20):
+            group.create_task(do(size))
     assert 10 <= served.index(20) <= 21
 
 
-def test_a_caller_that_comes_again_and_again_leaves_others_their_turns() -> None:
-    async def run() -> list[bytes]:
-        turns, served = FairTurns(1), []
+async def test_a_caller_that_comes_again_and_again_leaves_others_their_turns() -> None:
+    turns, served = FairTurns(1), list[bytes]()
 
-        async def do(caller: bytes, times: int) -> None:
-            for _ in range(times):
-                async with turns.turn(caller, 5):
-                    served.append(caller)
-                    await asyncio.sleep(0)
+    async def do(caller: bytes, times: int) -> None:
+        for _ in range(times):
+            async with turns.turn(caller, 5):
+                served.append(caller)
+                await asyncio.sleep(0)
 
-        async with asyncio.TaskGroup() as group:
-            for caller, times in ((b"b", 1), (b"b", 1), (b"b", 1), (b"a", 10)):
-                group.create_task(do(caller, times))
-        return served
-
-    served = asyncio.run(run())
+    async with asyncio.TaskGroup() as group:
+        for caller, times in ((b"b", 1), (b"b", 1), (b"b", 1), (b"a", 10)):
+            group.create_task(do(caller, times))
     assert served[:6].count(b"b") == 3
 
 
-def test_work_that_is_cancelled_gives_its_turn_on() -> None:
-    async def run() -> bool:
-        turns = FairTurns(1)
-        await turns.take(b"a", 1)
-        waiting = [asyncio.create_task(turns.take(b"b", 1)) for _ in range(3)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
+async def test_work_that_is_cancelled_gives_its_turn_on() -> None:
+    turns = FairTurns(1)
+    await turns.take(b"a", 1)
+    waiting = [asyncio.create_task(turns.take(b"b", 1)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    turns.give_back()
+    # it has the turn, and does not know it yet
+    waiting[1].cancel()
+    await asyncio.wait(waiting)
+    assert [each.cancelled() for each in waiting] == [True, True, False]
+
+
+async def test_what_was_begun_is_ended_before_new_work_of_its_caller() -> None:
+    turns, served = FairTurns(1), list[int]()
+
+    async def do(size: int, is_begun: bool) -> None:
+        await turns.take(b"a", size, is_begun)
+        served.append(size)
+        turns.give_back()
+
+    await turns.take(b"a", 1)
+    async with asyncio.TaskGroup() as group:
+        for size, is_begun in ((5, False), (7, False), (90, True)):
+            group.create_task(do(size, is_begun))
         await asyncio.sleep(0)
         turns.give_back()
-        # it has the turn, and does not know it yet
-        waiting[1].cancel()
-        await asyncio.wait(waiting)
-        return waiting[0].cancelled() and waiting[1].cancelled() and not waiting[2].cancelled()
-
-    assert asyncio.run(run())
-
-
-def test_what_was_begun_is_ended_before_new_work_of_its_caller() -> None:
-    async def run() -> list[int]:
-        turns, served = FairTurns(1), []
-
-        async def do(size: int, is_begun: bool) -> None:
-            await turns.take(b"a", size, is_begun)
-            served.append(size)
-            turns.give_back()
-
-        await turns.take(b"a", 1)
-        async with asyncio.TaskGroup() as group:
-            for size, is_begun in ((5, False), (7, False), (90, True)):
-                group.create_task(do(size, is_begun))
-            await asyncio.sleep(0)
-            turns.give_back()
-        return served
-
-    assert asyncio.run(run()) == [90, 5, 7]
+    assert served == [90, 5, 7]

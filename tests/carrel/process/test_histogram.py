@@ -1,4 +1,4 @@
-"""What is counted where."""
+"""Test which bucket counts a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fails in the background goes on, and the log says so once."""
+"""Test that a background job continues after a failure, and that the log says so once."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,7 @@ KINDS = (GatewayConfig, WorkerConfig, StoreConfig, ServeOptions, DeployOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What others have too."""
+    """Options that several processes share."""
 
     room: int = option("2MiB", "so much", also=("kv-room",), parse=num_bytes, ge=4096, metavar="SIZE")
     words: tuple[str, ...] = option((), "several", name="word")
@@ -98,13 +98,7 @@ def test_command_line_over_environment_over_file_over_default(config: Path) -> N
 
 
 def test_variables_that_are_no_options_are_told() -> None:
-    environment = {
-        "CARREL_SEAT": "1",
-        "CARREL_SEATS": "2",
-        "carrel_wait": "3",
-        "CARREL_CONFIG": "",
-        "HOME": "/",
-    }
+    environment = dict.fromkeys(("CARREL_SEAT", "CARREL_SEATS", "carrel_wait", "CARREL_CONFIG", "HOME"), "1")
     assert ignored_variables(Toy, environment) == [
         "CARREL_SEAT is no option and is ignored; did you mean CARREL_SEATS?"
     ]
@@ -112,14 +106,8 @@ def test_variables_that_are_no_options_are_told() -> None:
 
 def test_the_file_may_come_from_the_environment(config: Path) -> None:
     config.write_text("place: there\nword: [a, b]\nopen: off\nloud: true\nkv-room: 1G\n")
-    options = given(CARREL_CONFIG=str(config)).options
-    assert (options.place, options.words, options.is_open, options.is_loud) == (
-        "there",
-        ("a", "b"),
-        False,
-        True,
-    )
-    assert options.room == 2**30
+    expected = Toy(place="there", words=("a", "b"), is_open=False, is_loud=True, room=2**30)
+    assert given(CARREL_CONFIG=str(config)).options == expected
 
 
 @pytest.mark.parametrize(
@@ -145,8 +133,8 @@ def test_a_bad_file_is_refused(config: Path, text: str, message: str) -> None:
     assert re.search(message, refusal("here", "--config", str(config)))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert "cannot read" in refusal("here", "--config", str(tmp_path / "none.yaml"))
+def test_a_missing_file_is_refused(config: Path) -> None:
+    assert "cannot read" in refusal("here", "--config", str(config))
 
 
 def test_a_value_that_cannot_be_used_is_named_with_its_spelling_and_a_remedy() -> None:
@@ -199,22 +187,8 @@ def test_wrong_words_show_the_usage_and_end_with_2(
 
 
 def test_what_a_process_is_given_is_what_it_reads() -> None:
-    argv = [
-        "here",
-        "--room",
-        "1.5GiB",
-        "--word",
-        "a",
-        "b",
-        "--loud",
-        "--open",
-        "off",
-        "--wait",
-        "2",
-        "--key",
-        "k",
-    ]
-    resolved = given(*argv)
+    argv = ["here", "--room", "1.5GiB", "--word", "a", "b", "--loud", "--open", "off", "--wait", "2"]
+    resolved = given(*argv, "--key", "k")
     passed = arguments(Toy, resolved.texts)
     assert given(*passed, CARREL_KEY="k").options == resolved.options
     assert validate(Toy, resolved.texts) == resolved.options
@@ -245,44 +219,40 @@ def test_defaults_are_ones_that_the_options_themselves_would_take(kind: type) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("read", "text", "value"),
     [
-        ("1024", 1024),
-        ("8G", 8 * 2**30),
-        ("8GiB", 8 * 2**30),
-        ("512m", 512 * 2**20),
-        ("4096kib", 2**22),
-        ("1.5 GB", 3 * 2**29),
+        (num_bytes, "1024", 1024),
+        (num_bytes, "8G", 8 * 2**30),
+        (num_bytes, "8GiB", 8 * 2**30),
+        (auto_or_bytes, "512m", 512 * 2**20),
+        (num_bytes, "4096kib", 2**22),
+        (num_bytes, "1.5 GB", 3 * 2**29),
+        (share_or_tokens, "0.1", (0.1, None)),
+        (share_or_tokens, "1", (1.0, None)),
+        (share_or_tokens, "1e-3", (0.001, None)),
+        (share_or_tokens, "2", (None, 2)),
+        (share_or_tokens, "2048", (None, 2048)),
     ],
 )
-def test_sizes(text: str, size: int) -> None:
-    assert num_bytes(text) == auto_or_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "-1", "8 apples", "0", "nan", "1e9", "MiB"])
-def test_other_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be a size"):
-        num_bytes(text)
+def test_sizes_shares_and_numbers_of_tokens(read: Callable[[str], object], text: str, value: object) -> None:
+    assert read(text) == value
 
 
 @pytest.mark.parametrize(
-    ("text", "read_as"),
+    ("read", "texts", "message"),
     [
-        ("0.1", (0.1, None)),
-        ("1", (1.0, None)),
-        ("1e-3", (0.001, None)),
-        ("2", (None, 2)),
-        ("2048", (None, 2048)),
+        (num_bytes, ["", "-1", "8 apples", "0", "nan", "1e9", "MiB"], "must be a size"),
+        (
+            share_or_tokens,
+            ["0", "-1", "1.5", "2.0", "nan", "inf", "", "many", "1e3", "9" * 400],
+            "must be a share",
+        ),
     ],
 )
-def test_a_share_or_a_number_of_tokens(text: str, read_as: tuple[float | None, int | None]) -> None:
-    assert share_or_tokens(text) == read_as
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "2.0", "nan", "inf", "", "many", "1e3", "9" * 400])
-def test_other_shares_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be a share"):
-        share_or_tokens(text)
+def test_others_are_refused(read: Callable[[str], object], texts: list[str], message: str) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match=message):
+            read(text)
 
 
 def error_texts(source: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a process tells its supervisor: JSON that `carrel serve` reads, or text for a person."""
+"""Test what a process reports to its supervisor: JSON that `carrel serve` reads, or text for a person."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from carrel.process.events import Event, Output, ProcessEvents, Progress, Status, parse_event
+from carrel.process.events import Output, ProcessEvents, Progress, Status, parse_event
 
 
 class ClosedPipe(io.StringIO):
@@ -33,19 +33,14 @@ def test_json_is_what_the_supervisor_reads(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_text_names_the_process_and_tells_the_end_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_all(ProcessEvents("gateway", is_json=False))
-    assert capsys.readouterr().err.splitlines() == [
+def test_text_names_the_process_and_tells_the_end_of_a_stage() -> None:
+    out = io.StringIO()
+    tell_all(ProcessEvents("gateway", is_json=False, out=out))
+    assert out.getvalue().splitlines() == [
         "gateway: load weights: done",
         "gateway: ready on unix:/x",
         "gateway: running 1",
     ]
-
-
-def test_a_stream_may_be_given() -> None:
-    out = io.StringIO()
-    ProcessEvents("gateway", is_json=False, out=out).status("draining 2 requests")
-    assert out.getvalue() == "gateway: draining 2 requests\n"
 
 
 def test_where_the_log_is_json_so_are_they(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,21 +65,6 @@ def test_a_supervisor_that_hangs_holds_up_nobody() -> None:
         assert parse_event(supervisor.readline().rstrip("\n")) == Status("running 0")
         out.close()
         assert all(parse_event(line.rstrip("\n")) for line in supervisor)
-
-
-@pytest.mark.parametrize(
-    ("line", "event"),
-    [
-        (
-            '{"event": "progress", "stage": "load weights", "done": 3, "total": 10}',
-            Progress("load weights", 3, 10),
-        ),
-        ('{"event": "ready"}', None),
-        ('{"event": "status", "text": "2 running"}', Status("2 running")),
-    ],
-)
-def test_events(line: str, event: Event | None) -> None:
-    assert parse_event(line) == event
 
 
 @pytest.mark.parametrize(

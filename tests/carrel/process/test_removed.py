@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import Command
 
-from carrel.cli import main
 from carrel.commands.deploy import DeployOptions
 from carrel.process.options import OptionError, options_of, spellings, variable
 from carrel.process.removed import MOVED, REMOVED, removed
@@ -25,26 +25,21 @@ PROCESSES = {GatewayConfig: parse_config, WorkerConfig: parse_arguments, StoreCo
 EACH = pytest.mark.parametrize(("name", "way"), ALL, ids=[name for name, _ in ALL])
 
 
-def serve(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["serve", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err
-
-
 @EACH
 def test_a_removed_option_is_refused_with_the_new_way(
-    name: str, way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, way: str, tmp_path: Path, carrel: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag = f"--{name.replace('_', '-')}"
     said = f"is no longer an option: {way}"
     for words in ((flag, "3"), (f"{flag}=3",), (flag,)):
-        assert f"{flag} (command line) {said}" in serve(capsys, *words)
+        error = carrel.refusal("serve", *words)
+        assert f"{flag} (command line) {said}" in error
+        assert error.count("\n") == 1
     file = tmp_path / "carrel.yaml"
     file.write_text(f"{flag[2:]}: 3\n")
-    assert f"{flag[2:]} (file) {said}" in serve(capsys, "--config", str(file))
+    assert f"{flag[2:]} (file) {said}" in carrel.refusal("serve", "--config", file)
     monkeypatch.setenv(variable(name), "3")
-    assert f"{variable(name)} (environment) {said}" in serve(capsys)
+    assert f"{variable(name)} (environment) {said}" in carrel.refusal("serve")
     assert ignored_variables(ServeOptions, {variable(name): "3"}) == []
     with pytest.raises(OptionError, match="is no longer an option"):
         resolve(DeployOptions, {"args": {flag[2:]: "3"}})

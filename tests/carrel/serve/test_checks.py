@@ -1,25 +1,26 @@
-"""What `carrel serve` refuses before it starts anything."""
+"""Test what `carrel serve` refuses before it starts anything."""
 
 from __future__ import annotations
 
+import io
 import json
+import runpy
 import shutil
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
+from commands import Command
 
-from carrel.cli import main
+from carrel.commands import serve
+from carrel.errors import ModelNotFoundError
 from carrel.process.options import OptionError
 from carrel.serve.checks import run_checks
-from carrel.serve.model import BUNDLED
+from carrel.serve.model import BUNDLED, check_hub_model
 from carrel.serve.process import ChildSpec
 from carrel.serve.supervisor import Supervisor
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(BUNDLED, tmp_path / "model"))
 
 
 @pytest.fixture(autouse=True)
@@ -27,66 +28,111 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "run", lambda *arguments: pytest.fail("a process is started"))
 
 
-def change_config(model: Path, **fields: object) -> None:
-    path = model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+def refused(carrel: Command, model: Path, *options: str) -> str:
+    """Return the one line of a refusal."""
+    ended = carrel("serve", model, "--port", "0", "--grpc-port", "0", *options)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    return ended.err
 
 
-def truncate(model: Path) -> None:
+def run_here(specs: Sequence[ChildSpec], environment: object) -> None:
+    """Run the checks in this process, which has their libraries: `run_checks` loads them for each test."""
+    for spec in specs:
+        place = spec.argv.index("-m")
+        with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as said:
+            patch.setattr(sys, "argv", list(spec.argv[place + 1 :]))
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_module(spec.argv[place + 1], run_name="__main__")
+        if ended.value.code == 2:
+            raise OptionError(said.getvalue().splitlines()[-1].partition(": ")[2])
+
+
+def changed(**fields: object) -> Callable[[Path], object]:
+    def change(model: Path) -> None:
+        path = model / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return change
+
+
+def written(name: str, text: str) -> Callable[[Path], object]:
+    return lambda model: (model / name).write_text(text)
+
+
+def truncated(model: Path) -> None:
     (path,) = model.glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:1000])
 
 
-REFUSALS = {
-    "family": (lambda model: change_config(model, model_type="mixtral"), (), "'mixtral'; expected one of"),
-    "quantised": (
-        lambda model: change_config(model, quantization_config={"bits": 4}),
-        (),
-        "unquantised model",
-    ),
-    "RoPE": (lambda model: change_config(model, rope_scaling={"rope_type": "longrope"}), (), "'longrope'"),
-    "more layers": (lambda model: change_config(model, num_hidden_layers=99), (), "the weights lack"),
-    "truncated weights": (truncate, (), "download it again"),
-    "tokenizer": (lambda model: (model / "tokenizer.json").write_text("{}"), (), "cannot be loaded"),
-    "sampling": (
-        lambda model: (model / "generation_config.json").write_text('{"temperature": 9}'),
-        (),
-        "temperature is 9",
-    ),
-    "length": (lambda model: None, ("--max-model-len", "9999999"), "--max-model-len 9999999 exceeds"),
-    "device": (lambda model: None, ("--device", "cuda:99"), "--device 'cuda:99'"),
-    "policy's option": (
-        lambda model: None,
-        ("--policy-options", "pqcache:num_subvectors=7"),
-        "pqcache:num_subvectors=7",
-    ),
-    "policy's transport": (
-        lambda model: None,
-        ("--transport", "grpc", "--policy", "quest"),
-        "--policy quest",
-    ),
-    "calibration": (lambda model: None, ("--calibration", "/etc/hosts"), "--calibration /etc/hosts"),
-    "template": (
-        lambda model: (model / "broken.jinja").write_text("{% if"),
-        ("--chat-template", "{model}/broken.jinja"),
-        "--chat-template",
-    ),
-    "other tokenizer": (lambda model: None, ("--tokenizer", "/etc"), "has no tokenizer.json"),
-    "arena": (lambda model: None, ("--arena-bytes", "4T"), "than this machine has free"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_a_process_would_refuse_is_refused_before_any_is_started(
-    model: Path, capsys: pytest.CaptureFixture[str], name: str
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (changed(model_type="mixtral"), "'mixtral'; expected one of"),
+        (changed(quantization_config={"bits": 4}), "unquantised model"),
+        (changed(rope_scaling={"rope_type": "longrope"}), "'longrope'"),
+        (changed(num_hidden_layers=99), "the weights lack"),
+        (truncated, "download it again"),
+        (written("tokenizer.json", "{}"), "cannot be loaded"),
+        (written("generation_config.json", '{"temperature": 9}'), "temperature is 9"),
+    ],
+)
+def test_a_model_that_a_process_would_refuse_is_refused_before_any_is_started(
+    spoil: Callable[[Path], object],
+    text: str,
+    tmp_path: Path,
+    carrel: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spoil, options, text = REFUSALS[name]
+    monkeypatch.setattr(serve, "run_checks", run_here)
+    model = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
     spoil(model)
-    given = [word.format(model=model) for word in options]
-    assert main(["serve", str(model), "--port", "0", "--grpc-port", "0", *given]) == 2
-    errors = capsys.readouterr().err
-    assert text in errors
-    assert len(errors.splitlines()) == 1, errors
+    assert text in refused(carrel, model)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--max-model-len", "9999999"], "--max-model-len 9999999 exceeds"),
+        (["--device", "cuda:99"], "--device 'cuda:99'"),
+        (["--policy-options", "pqcache:num_subvectors=7"], "pqcache:num_subvectors=7"),
+        (["--policy-options", "pages:size=4"], "--policy-options: no policy 'pages' has options"),
+        (["--transport", "grpc", "--policy", "quest"], "--policy quest"),
+        (["--policy", "bitkey"], "did you mean bitkeys?"),
+        (["--policy", "nothing"], "--policy: unknown policy 'nothing'; choose one of auto, bitkeys, cam"),
+        (["--policy", "chelsea+outliers"], "unknown policy 'chelsea+outliers'"),
+        (["--budget", "7.5"], "--budget '7.5'"),
+        (["--hot-cache", "0"], "from 2 up, or auto"),
+        (["--calibration", "/etc/hosts"], "--calibration /etc/hosts"),
+        (["--chat-template", "broken.jinja"], "--chat-template broken.jinja"),
+        (["--chat-template", "/no/such.jinja"], "--chat-template /no/such.jinja: there is no such file"),
+        (["--tokenizer", "/etc"], "has no tokenizer.json"),
+        (["--arena-bytes", "4T"], "than this machine has free"),
+        (["--arena-bytes", "5000"], "--slab-bytes"),
+        (["--trust-remote-code"], "runs no code that a checkpoint brings"),
+        (["--host", "0.0.0.0"], "--allow-open"),
+    ],
+)
+def test_options_that_a_process_would_refuse_are_refused_before_any_is_started(
+    options: list[str], text: str, tmp_path: Path, carrel: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "run_checks", run_here)
+    monkeypatch.chdir(tmp_path)
+    Path("broken.jinja").write_text("{% if")
+    assert text in refused(carrel, BUNDLED, *options)
+
+
+def test_the_checks_run_in_processes_of_their_own(carrel: Command) -> None:
+    assert "--device 'cuda:99'" in refused(carrel, BUNDLED, "--device", "cuda:99")
+
+
+def test_a_model_that_the_hub_does_not_give_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    check_hub_model(str(tmp_path), None)
+    for name in ("owner/name", "owner/na me"):
+        with pytest.raises(ModelNotFoundError, match=f"no model directory or GGUF file {name}"):
+            check_hub_model(name, None)
 
 
 def program(text: str) -> ChildSpec:

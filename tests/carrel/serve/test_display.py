@@ -1,4 +1,4 @@
-"""What is seen on a terminal and in a log."""
+"""Test what a terminal and a log show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who dies while all serve is started again: when, how often, in which order, and what of it is left."""
+"""Test restarts of processes that die while all serve: when, how often, in which order, and what is left."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness
+from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness, kill
 from waiting import PATIENCE, wait_until
 
 from carrel.errors import ChildError
 from carrel.serve import restarts
-from carrel.serve.process import ChildSpec
 from carrel.serve.restarts import HangWatch, Restart, RestartPolicy, Restarts
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
 
@@ -42,29 +41,12 @@ def harness(tmp_path: Path) -> Harness:
     return harness
 
 
-def specs(harness: Harness, **scripts: str) -> list[ChildSpec]:
-    """Store, worker and gateway. A dead one's sign of readiness goes with it, as a socket that answers does."""
-    return [
-        replace(
-            harness.spec(name, scripts.get(name, WELL_BEHAVED)),
-            clean=lambda name=name: (harness.folder / name).unlink(missing_ok=True),  # type: ignore[misc]
-            loss=f"what the {name} held",
-        )
-        for name in ("store", "worker", "gateway")
-    ]
-
-
 def child(name: str) -> psutil.Process:
     return next(process for process in psutil.Process().children() if name in process.cmdline())
 
 
-def kill(*names: str) -> None:
-    for process in [child(name) for name in names]:
-        process.kill()
-
-
-def meanwhile(harness: Harness, act: Callable[[], None], end: signal.Signals | None = signal.SIGTERM) -> str:
-    """Code for `at_ready`: `act` on a thread while the supervisor watches, then a signal to us, come what may."""
+def meanwhile(act: Callable[[], None], end: signal.Signals | None = signal.SIGTERM) -> Callable[[], None]:
+    """For `at_ready`: `act` on a thread while the supervisor watches, then a signal to us, come what may."""
 
     def run() -> None:
         try:
@@ -73,8 +55,7 @@ def meanwhile(harness: Harness, act: Callable[[], None], end: signal.Signals | N
             if end is not None:
                 os.kill(os.getpid(), end)
 
-    vars(harness)["thread"] = threading.Thread(target=run, daemon=True)
-    return "vars(harness)['thread'].start()"
+    return threading.Thread(target=run, daemon=True).start
 
 
 def starts(harness: Harness, name: str) -> int:
@@ -87,7 +68,7 @@ def test_who_is_killed_is_started_again_and_the_others_stay(harness: Harness, na
         kill(name)
         wait_until(lambda: f"{name}: ready" in harness.output.getvalue().partition("SIGKILL")[2])
 
-    assert harness.run(*specs(harness), at_ready=meanwhile(harness, act)) == 0
+    assert harness.run(*harness.specs(), at_ready=meanwhile(act)) == 0
     assert [starts(harness, other) for other in ("store", "worker", "gateway")] == [
         1 + (name == other) for other in ("store", "worker", "gateway")
     ]
@@ -106,7 +87,7 @@ def test_the_later_wait_for_the_earlier(harness: Harness) -> None:
         kill("gateway", "worker", "store")
         wait_until(lambda: harness.output.getvalue().count("gateway: ready") == 2)
 
-    harness.run(*specs(harness), at_ready=meanwhile(harness, act))
+    harness.run(*harness.specs(), at_ready=meanwhile(act))
     shown = [
         line for line in harness.output.getvalue().splitlines() if line.endswith((": ready", ": starting"))
     ]
@@ -122,7 +103,7 @@ def test_the_later_wait_for_the_earlier(harness: Harness) -> None:
 
 def test_who_dies_again_and_again_ends_the_whole(harness: Harness) -> None:
     with pytest.raises(ChildError) as caught:
-        harness.run(*specs(harness, worker=DIES_SOON), at_ready="(harness.folder / 'all').touch()")
+        harness.run(*harness.specs(worker=DIES_SOON), at_ready=(harness.folder / "all").touch)
     assert str(caught.value) == (
         "worker ended with code 7, and was started again 3 within 10 minutes already"
     )
@@ -143,9 +124,7 @@ def test_dying_in_a_restart_counts_and_shows_why(harness: Harness) -> None:
         "(pathlib.Path(sys.argv[2]) / 'once').touch()\n"
     ) + WELL_BEHAVED
     with pytest.raises(ChildError, match="worker ended with code 2, and was") as caught:
-        harness.run(
-            *specs(harness, worker=script), at_ready=meanwhile(harness, lambda: kill("worker"), end=None)
-        )
+        harness.run(*harness.specs(worker=script), at_ready=meanwhile(lambda: kill("worker"), end=None))
     assert caught.value.exit_code == 2
     assert harness.output.getvalue().count("restart 3 of at most 3") == 1
     # two restarts that failed, and the end
@@ -154,9 +133,9 @@ def test_dying_in_a_restart_counts_and_shows_why(harness: Harness) -> None:
 
 def test_a_restart_that_never_gets_ready_meets_its_deadline(harness: Harness) -> None:
     harness.restarts = RestartPolicy(limit=1, first_delay_s=0.05)
-    late = replace(specs(harness, store=READY_ONCE)[0], start_timeout_s=5.0)
-    with pytest.raises(ChildError, match=r"store did not become ready in 5 s, and was started again 1"):
-        harness.run(late, at_ready=meanwhile(harness, lambda: kill("store"), end=None))
+    late = replace(harness.specs(store=READY_ONCE)[0], start_timeout_s=2.0)
+    with pytest.raises(ChildError, match=r"store did not become ready in 2 s, and was started again 1"):
+        harness.run(late, at_ready=meanwhile(lambda: kill("store"), end=None))
     assert harness.left() == []
 
 
@@ -171,7 +150,7 @@ def test_a_signal_during_a_restart_drains(harness: Harness, number: signal.Signa
         wait_until(lambda: "SIGKILL" in harness.output.getvalue())
         wait_until(lambda: moment == "pause" or starts(harness, "worker") == 2)
 
-    assert harness.run(*specs(harness, worker=READY_ONCE), at_ready=meanwhile(harness, act, number)) == 0
+    assert harness.run(*harness.specs(worker=READY_ONCE), at_ready=meanwhile(act, number)) == 0
     assert harness.output.getvalue().count("worker: starting") == (2 if moment == "start" else 1)
     wanted = ["stop gateway", *(["stop worker"] if moment == "start" else []), "stop store"]
     assert harness.log()[-len(wanted) :] == wanted
@@ -187,48 +166,48 @@ def test_a_second_signal_during_a_restart_kills(harness: Harness) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         wait_until(lambda: "stop gateway" in harness.log())
 
-    stubborn = specs(harness, gateway=STUBBORN)
-    code = harness.run(*stubborn, at_ready=meanwhile(harness, act, signal.SIGINT))
-    assert code == HARD_STOP_EXIT_CODE
+    specs = harness.specs(gateway=STUBBORN)
+    assert harness.run(*specs, at_ready=meanwhile(act, signal.SIGINT)) == HARD_STOP_EXIT_CODE
     assert harness.left() == []
 
 
 def test_what_the_dead_one_started_is_ended_before_the_restart(harness: Harness) -> None:
     # in a session of its own and with an environment that says nothing, as Ray's actors are
     hidden = WITH_GRANDCHILD.replace("start_new_session=True", "start_new_session=True, env={}")
-    seen: list[psutil.Process] = []
+    seen, alive = list[psutil.Process](), list[psutil.Process]()
 
     def act() -> None:
         seen.extend(child("store").children())
         kill("store")
         wait_until(lambda: starts(harness, "store") == 2)
-        vars(harness)["alive"] = [process for process in seen if process.is_running()]
+        alive.extend(process for process in seen if process.is_running())
 
-    assert harness.run(*specs(harness, store=hidden), at_ready=meanwhile(harness, act)) == 0
-    assert len(seen) == 1
-    assert vars(harness)["alive"] == []
+    assert harness.run(*harness.specs(store=hidden), at_ready=meanwhile(act)) == 0
+    assert (len(seen), alive) == (1, [])
 
 
 def test_the_death_of_one_ends_no_process_of_another(harness: Harness) -> None:
+    alive = list[bool]()
+
     def act() -> None:
         grandchild = child("store").children()[0]
         kill("worker")
         wait_until(lambda: starts(harness, "worker") == 2)
-        vars(harness)["alive"] = grandchild.is_running()
+        alive.append(grandchild.is_running())
 
     before = psutil.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        harness.run(*specs(harness, store=WITH_GRANDCHILD), at_ready=meanwhile(harness, act))
+        harness.run(*harness.specs(store=WITH_GRANDCHILD), at_ready=meanwhile(act))
         assert before.is_running()
     finally:
         before.kill()
         before.wait()
-    assert vars(harness)["alive"]
+    assert alive == [True]
     assert harness.left() == []
 
 
 def test_who_hangs_is_killed_and_started_again(harness: Harness) -> None:
-    store, worker, gateway = specs(harness)
+    store, worker, gateway = harness.specs()
 
     def act() -> None:
         child("worker").suspend()
@@ -237,7 +216,7 @@ def test_who_hangs_is_killed_and_started_again(harness: Harness) -> None:
         wait_until(lambda: harness.output.getvalue().count("worker: ready") == 2)
 
     watched = replace(worker, hang_timeout_s=0.5)
-    assert harness.run(store, watched, gateway, at_ready=meanwhile(harness, act)) == 0
+    assert harness.run(store, watched, gateway, at_ready=meanwhile(act)) == 0
     assert [starts(harness, name) for name in ("store", "worker", "gateway")] == [1, 2, 1]
     assert (
         "✗ worker did not answer for 0.5 s and was killed; lost: what the worker held; starting it again in"

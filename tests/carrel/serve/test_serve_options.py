@@ -1,18 +1,13 @@
-"""What `carrel serve` takes, and what of it reaches which process; how options are read is tested in ../process."""
+"""Test the options of `carrel serve`, and which process gets which; ../process tests how options are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from carrel.cli import main
-from carrel.errors import ModelNotFoundError
 from carrel.process.command_line import Parser, add_options
 from carrel.process.options import options_of
 from carrel.process.settings import Resolved, read
 from carrel.serve.children import Endpoints, child_specs
-from carrel.serve.model import check_hub_model
 from carrel.serve.options import ServeOptions
 from gateway.config import GatewayConfig, parse_config
 from gpu_worker.config import WorkerConfig, parse_arguments
@@ -30,7 +25,7 @@ def resolved(*argv: str) -> Resolved[ServeOptions]:
 
 
 def processes(*argv: str) -> tuple[StoreConfig, WorkerConfig, GatewayConfig]:
-    """What each of the three reads from the command that is started."""
+    """Return the configuration that each of the three processes reads from the command that is started."""
     specs = child_specs(
         "some/model", resolved(*argv).texts, Endpoints(Path("/run/x"), "127.0.0.1", 8000, 8001)
     )
@@ -88,7 +83,7 @@ def test_what_nobody_names_is_left_to_the_processes() -> None:
     assert [process.log_level for process in processes("--log-level", "debug")] == ["debug"] * 3
 
 
-def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
+def test_names_of_vllm_are_taken() -> None:
     _, worker, gateway = processes(
         *("--max-num-batched-tokens", "512", "--gpu-memory-utilization", "0.8", "--seed", "4"),
         *("--enforce-eager", "--tokenizer", "other/model"),
@@ -103,39 +98,3 @@ def test_names_of_vllm_are_taken(tmp_path: Path) -> None:
         Path("/run/http.sock"),
     )
     assert gateway.model_names == ("a", "b")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--trust-remote-code"], "runs no code that a checkpoint brings"),
-        (["--host", "0.0.0.0"], "--allow-open"),
-        (["--arena-bytes", "5000"], "--slab-bytes"),
-        (["--policy", "bitkey"], "did you mean bitkeys?"),
-        (["--policy", "nothing"], "--policy: unknown policy 'nothing'; choose one of auto, bitkeys, cam"),
-        (["--policy-options", "pages:size=4"], "--policy-options: no policy 'pages' has options"),
-        (["--policy", "chelsea+outliers"], "unknown policy 'chelsea+outliers'"),
-        (["--budget", "7.5"], "--budget '7.5'"),
-        (["--hot-cache", "0"], "from 2 up, or auto"),
-        (["--chat-template", "/no/such.jinja"], "--chat-template /no/such.jinja: there is no such file"),
-    ],
-)
-def test_what_a_process_would_refuse_is_told_before_anything_starts(
-    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert main(["serve", str(tmp_path), "--port", "0", "--grpc-port", "0", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert message in err
-    assert (out, err.count("\n")) == ("", 1)
-
-
-def test_a_model_that_the_hub_does_not_give_is_told_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    check_hub_model(str(tmp_path), None)
-    with pytest.raises(ModelNotFoundError, match="no model directory or GGUF file owner/name"):
-        check_hub_model("owner/name", None)
-    with pytest.raises(ModelNotFoundError, match="no model directory or GGUF file owner/na me"):
-        check_hub_model("owner/na me", None)

@@ -1,4 +1,4 @@
-"""What `carrel serve` checks and makes before it starts anything, and the commands it starts."""
+"""Test what `carrel serve` checks and makes before it starts anything, and the commands that it starts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from commands import Command
 from waiting import PATIENCE
 
-from carrel.cli import main
 from carrel.errors import ModelNotFoundError, PortInUseError
 from carrel.process.options import OptionError
 from carrel.process.version import CHECKOUT
@@ -26,12 +26,11 @@ from gateway.config import GatewayConfig
 from gateway.listener import bind
 
 
-def test_a_busy_port_is_refused_before_loading(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_busy_port_is_refused_before_loading(carrel: Command, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert main(["serve", str(tmp_path), "--port", str(port)]) == 2
-    error = capsys.readouterr().err
+        error = carrel.refusal("serve", tmp_path, "--port", port)
     assert f"127.0.0.1:{port}" in error
     assert "--port" in error
     assert "Traceback" not in error

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -45,7 +47,6 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_n
     + WELL_BEHAVED
 )
 FAILS = "import sys; print('error: no such model', file=sys.stderr); sys.exit({code})"
-SIGNALS_PARENT = "import os, signal; os.kill(os.getppid(), signal.{name})"
 
 
 MARK = "HARNESS_FOLDER"
@@ -66,11 +67,26 @@ class Harness:
         argv = (sys.executable, "-c", script, name, str(self.folder))
         return ChildSpec(name, argv, (self.folder / name).exists, start_timeout_s, stop_timeout_s)
 
-    def run(self, *specs: ChildSpec, send: signal.Signals | None = None, at_ready: str = "") -> int:
+    def specs(self, **scripts: str) -> list[ChildSpec]:
+        """Store, worker and gateway. A dead one's sign of readiness goes with it, as a socket that answers does."""
+        return [
+            replace(
+                self.spec(name, scripts.get(name, WELL_BEHAVED)),
+                clean=lambda name=name: (self.folder / name).unlink(missing_ok=True),  # type: ignore[misc]
+                loss=f"what the {name} held",
+            )
+            for name in ("store", "worker", "gateway")
+        ]
+
+    def run(
+        self,
+        *specs: ChildSpec,
+        send: signal.Signals | None = None,
+        at_ready: Callable[[], object] = lambda: None,
+    ) -> int:
         def on_ready() -> None:
             self.note("ready")
-            if at_ready:
-                exec(at_ready, {"harness": self})
+            at_ready()
             if send is not None:
                 os.kill(os.getpid(), send)
 
@@ -97,6 +113,11 @@ class Harness:
         return (self.folder / "log").read_text().splitlines()
 
 
+def kill(*names: str) -> None:
+    for process in [each for each in psutil.Process().children() if {*names} & {*each.cmdline()}]:
+        process.kill()
+
+
 @pytest.fixture
 def harness(tmp_path: Path) -> Harness:
     return Harness(tmp_path)
@@ -106,8 +127,9 @@ def harness(tmp_path: Path) -> Harness:
 def test_a_signal_drains_in_reverse_order_and_ends_with_zero(
     harness: Harness, number: signal.Signals
 ) -> None:
-    specs = [harness.spec(name, WELL_BEHAVED) for name in ("store", "worker", "gateway")]
-    assert harness.run(*specs, send=number) == 0
+    before = signal.getsignal(number)
+    assert harness.run(*harness.specs(), send=number) == 0
+    assert signal.getsignal(number) is before
     assert harness.log() == [
         "start store",
         "start worker",
@@ -122,19 +144,12 @@ def test_a_signal_drains_in_reverse_order_and_ends_with_zero(
     assert harness.left() == []
 
 
-def test_the_callers_signal_handlers_come_back(harness: Harness) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    harness.run(harness.spec("store", WELL_BEHAVED), send=signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 @pytest.mark.parametrize(("code", "expected"), [(2, 2), (1, 1), (7, 1)])
 def test_a_child_that_fails_to_start_is_reported_and_ends_the_others(
     harness: Harness, code: int, expected: int
 ) -> None:
-    specs = [harness.spec("store", WELL_BEHAVED), harness.spec("worker", FAILS.format(code=code))]
     with pytest.raises(ChildError) as caught:
-        harness.run(*specs, harness.spec("gateway", WELL_BEHAVED))
+        harness.run(*harness.specs(worker=FAILS.format(code=code)))
     assert caught.value.exit_code == expected
     # a refusal of the configuration is told in one line
     refusal, lines = (": error: no such model", ()) if code == 2 else ("", ("error: no such model",))
@@ -145,11 +160,8 @@ def test_a_child_that_fails_to_start_is_reported_and_ends_the_others(
 
 
 def test_without_restarts_a_child_killed_while_serving_ends_the_whole(harness: Harness) -> None:
-    kill = "import psutil; [p.kill() for p in psutil.Process().children() if 'worker' in p.cmdline()]"
     with pytest.raises(ChildError, match="worker ended with signal SIGKILL") as caught:
-        harness.run(
-            *(harness.spec(name, WELL_BEHAVED) for name in ("store", "worker", "gateway")), at_ready=kill
-        )
+        harness.run(*harness.specs(), at_ready=lambda: kill("worker"))
     assert caught.value.exit_code == 1
     assert harness.log()[-2:] == ["stop gateway", "stop store"]
     assert harness.left() == []
@@ -195,25 +207,26 @@ def test_a_second_signal_lets_a_gateway_end_its_streams(harness: Harness, hurry_
 
 
 def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
-    specs = [
-        harness.spec("store", WELL_BEHAVED),
-        harness.spec("worker", SIGNALS_PARENT.format(name="SIGTERM") + "\nimport time; time.sleep(600)"),
-    ]
-    assert harness.run(*specs, harness.spec("gateway", WELL_BEHAVED)) == 0
+    script = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    assert harness.run(*harness.specs(worker=script)) == 0
     assert harness.log() == ["start store", "stop store"]
 
 
 @pytest.mark.parametrize("ending", ["drain", "death"])
 def test_grandchildren_in_their_own_session_are_found_and_ended(harness: Harness, ending: str) -> None:
-    spec = harness.spec("store", WITH_GRANDCHILD)
-    seen = "harness.seen = len(harness.left())"
+    spec, seen = harness.spec("store", WITH_GRANDCHILD), list[int]()
+
+    def at_ready() -> None:
+        seen.append(len(harness.left()))
+        if ending == "death":
+            kill("store")
+
     if ending == "drain":
-        assert harness.run(spec, send=signal.SIGTERM, at_ready=seen) == 0
+        assert harness.run(spec, send=signal.SIGTERM, at_ready=at_ready) == 0
     else:
-        kill = "; import psutil; [p.kill() for p in psutil.Process().children()]"
         with pytest.raises(ChildError):
-            harness.run(spec, at_ready=seen + kill)
-    assert vars(harness)["seen"] == 2
+            harness.run(spec, at_ready=at_ready)
+    assert seen == [2]
     assert harness.left() == []
 
 
@@ -224,7 +237,7 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!
 from pathlib import Path
 from test_supervisor import Harness, STUBBORN
 harness = Harness(Path({str(harness.folder)!r}))
-harness.run(harness.spec("store", STUBBORN), at_ready="import os; os.kill(os.getpid(), 9)")
+harness.run(harness.spec("store", STUBBORN), at_ready=lambda: os.kill(os.getpid(), 9))
 """
     root = str(Path(__file__).resolve().parents[3])
     ended = subprocess.run([sys.executable, "-c", host], cwd=root, timeout=PATIENCE, check=False)
@@ -235,6 +248,6 @@ harness.run(harness.spec("store", STUBBORN), at_ready="import os; os.kill(os.get
 
 def test_lines_of_a_starting_child_are_held_until_it_serves(harness: Harness) -> None:
     script = "import sys; print('warning: slow pages', file=sys.stderr, flush=True)\n" + WELL_BEHAVED
-    harness.run(harness.spec("store", script), at_ready="import time; time.sleep(0.2)", send=signal.SIGTERM)
+    harness.run(harness.spec("store", script), at_ready=lambda: time.sleep(0.2), send=signal.SIGTERM)
     text = harness.output.getvalue()
     assert text.count("warning: slow pages") == 1

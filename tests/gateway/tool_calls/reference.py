@@ -210,7 +210,7 @@ def _members(text: str) -> list[tuple[str, str]]:
 
 
 def _string(literal: str) -> str | None:
-    """What a JSON string says, with U+FFFD for halves of surrogate pairs."""
+    """Return the text of a JSON string, with U+FFFD for halves of surrogate pairs."""
     try:
         value = json.loads(literal, strict=False)
     except ValueError:

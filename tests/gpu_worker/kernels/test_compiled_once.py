@@ -1,4 +1,4 @@
-"""What a step and a prompt launch is compiled for the first batch and prompt, and never again."""
+"""Test that the first batch and prompt compile every kernel of a step and of a prompt."""
 
 from __future__ import annotations
 

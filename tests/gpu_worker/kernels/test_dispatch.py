@@ -23,7 +23,7 @@ class OnDevice:
 
 
 def double(first: OnDevice, factor: int = 2) -> tuple[str, int]:
-    """What is doubled."""
+    """Stand in for an operation that has a kernel."""
     return "reference", factor
 
 

@@ -1,4 +1,4 @@
-"""What may be set of a policy, and what is said where it may not."""
+"""Test which hyper-parameters of a policy may be set, and the errors of those that may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every policy that scores keeps."""
+"""Test what every policy that scores keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make compose-test` takes for an answer; the containers themselves need an engine."""
+"""Test which answers `make compose-test` accepts; the containers themselves need an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for unselected candidates: by kernel and reference alike, and near to what it stands for."""
+"""Test the stand-in for unselected candidates: equal by kernel and reference, and close to the candidates."""
 
 from __future__ import annotations
 
