@@ -27,7 +27,7 @@ REMEDY = "make it again with `carrel calibrate`"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the calibrated and the served model must have in common."""
+    """The sizes that the calibrated and the served model must have in common."""
 
     model_type: str
     num_layers: int

@@ -12,7 +12,7 @@ from gpu_worker.state.sequence import Sequence
 
 @dataclass(slots=True)
 class _Sum:
-    """Of a request's layer: errors summed over steps, float64 [H_q]."""
+    """A request's errors in one layer, summed over steps: float64 [H_q]."""
 
     errors: Tensor
     num_steps: int = 0

@@ -1,4 +1,4 @@
-"""What is to be measured, as a file says it."""
+"""The job of a measurement, as a file gives it."""
 
 from __future__ import annotations
 

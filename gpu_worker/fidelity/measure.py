@@ -90,7 +90,7 @@ class Fidelity:
         self._tended_at = time.monotonic()
 
     def run(self) -> Iterator[list[Measured]]:
-        """What was measured of some documents, under dense attention first, then under a setting at a time."""
+        """Measure some documents, under dense attention first, then under each setting in turn."""
         job = self._job
         for begin in range(0, len(job.documents), job.num_together):
             indexes = range(begin, min(begin + job.num_together, len(job.documents)))

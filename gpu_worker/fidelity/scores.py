@@ -34,9 +34,12 @@ class Lane:
 
 
 class Scores:
-    """Of `num_lanes` requests and `num_slots` predictions each: the negative log likelihood of the forced token, in
-    nats, the Kullback-Leibler divergence of the prediction from that of dense attention, in nats, and whether both have
-    the same best token. float64 [lanes, slots, 3] on `device`; references float32 [documents, slots, vocab]."""
+    """Scores of `num_lanes` requests with `num_slots` predictions each: float64 [lanes, slots, 3] on `device`.
+
+    They are the negative log likelihood of the forced token, in nats, the Kullback-Leibler divergence of the prediction
+    from that of dense attention, in nats, and whether both have the same best token. References are float32
+    [documents, slots, vocab].
+    """
 
     def __init__(
         self, num_lanes: int, num_documents: int, num_slots: int, vocab_size: int, device: torch.device
@@ -74,6 +77,6 @@ class Scores:
         self._values[place, slot] = torch.stack([nll, divergence, same], dim=1).double()
 
     def means(self, place: int) -> tuple[float, float, float] | None:
-        """Of a lane; None where one of its predictions is missing or not finite."""
+        """Return a lane's means; None where one of its predictions is missing or not finite."""
         nll, divergence, same = self._values[place].mean(0).tolist()
         return (nll, divergence, same) if nll == nll and divergence == divergence else None

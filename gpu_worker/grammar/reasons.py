@@ -17,7 +17,7 @@ MEANINGS = {
 
 
 def reason_of(error: object) -> str:
-    """Of what llguidance raises or tells: one line without a full stop, of `MOST_CHARS` at most."""
+    """Shorten an error of llguidance to one line without a full stop, of `MOST_CHARS` at most."""
     # of a schema within a grammar the reason alone: its place is in text that the request's author did not write
     text = _IN_SCHEMA.sub(r"\1", str(error))
     meanings = (meaning for words, meaning in MEANINGS.items() if words in text)

@@ -13,7 +13,7 @@ PolicyT = TypeVar("PolicyT", bound="Policy")
 
 
 class Rule(Protocol):
-    """What a value may be; its text is for a user."""
+    """The values that a field may have; its text is for a user."""
 
     def read(self, kind: type, text: str) -> object:
         """Raises ValueError."""
@@ -97,7 +97,7 @@ class HyperParameter:
 
     @property
     def range(self) -> str:
-        """What it may be, and who may say so."""
+        """The allowed values, and whether a request may set them."""
         return f"{self.rule}, {PER_REQUEST}" if self.of_request else str(self.rule)
 
 

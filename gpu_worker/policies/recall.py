@@ -109,8 +109,11 @@ ReadKeys = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrainedSegment:
-    """What a job trained in a layer of a seat. arrays: on the index's device, as `kv_store.client.IndexSegment`
-    has them. read_keys: where the job `needs_keys`, of its tokens."""
+    """The arrays that a job trained in a layer of a seat.
+
+    arrays: on the index's device, as in `kv_store.client.IndexSegment`. read_keys: keys of the job's tokens, where it
+    `needs_keys`.
+    """
 
     seat: int
     layer: int
@@ -147,7 +150,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
         return self.prompt_job(plan, begin, end)
 
     def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
-        """What the store would train of the job, on the keys' device and without waiting for it.
+        """Train as the store would, on the keys' device and without waiting for it.
 
         keys: [H, T, d] of the job's tokens, of any float type; H may be the heads of several layers. The same keys, job
         and seed give the same arrays, as `load` takes them but for the first dimension."""
@@ -188,7 +191,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
 
     @property
     def stands_in(self) -> bool:
-        """Whether something is attended in place of the candidates that are not selected."""
+        """Return whether something is attended in place of the candidates that are not selected."""
         return False
 
     def stand_in(self, index: IndexT, candidates: Candidates, selected: Tensor, rest: Rest) -> None:

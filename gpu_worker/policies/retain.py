@@ -84,13 +84,13 @@ class LayerRows:
 
 
 def prompt_positions(rows: Tensor) -> Tensor:
-    """Of a prompt's rows [H_kv, n, 2d]: int64 [H_kv, n]."""
+    """Return the positions of a prompt's rows [H_kv, n, 2d]: int64 [H_kv, n]."""
     return torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[0], -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What is kept of a layer. Heads may keep unequal numbers S_h; the rest of a head's width is padding.
+    """The rows that are kept of a layer. Heads may keep unequal numbers S_h; the rest of a head's width is padding.
 
     positions: int64 [H_kv, S], ascending, then -1. A mean stands at one of its members' positions. keys, values:
     [H_kv, S, d] in the model's dtype. notes: float32 [H_kv, S], a number of the policy's own for each slot, which its

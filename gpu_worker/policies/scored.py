@@ -1,4 +1,4 @@
-"""What a retain policy that scores tokens is: the best are kept between sinks and window."""
+"""Retain policies that score tokens: the best are kept between sinks and window."""
 
 from __future__ import annotations
 

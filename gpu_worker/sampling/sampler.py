@@ -83,7 +83,7 @@ class Choice:
 
     @property
     def is_reached(self) -> bool:
-        """Whether they are there."""
+        """Return whether the tokens have arrived on the host."""
         return self._copied.is_reached
 
     def wait(self) -> None:

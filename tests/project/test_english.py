@@ -46,7 +46,7 @@ FRAGMENTS_LEFT = {
     "benchmarks": 37,
     "carrel": 58,
     "gateway": 93,
-    "gpu_worker": 190,
+    "gpu_worker": 135,
     "kv_store": 53,
     "tests": 146,
     "tools": 9,

@@ -14,7 +14,7 @@ BLOCK_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What stands in for tokens that are not attended, one row of each query head. values: float32 [B, H_q, d], finite.
+    """An approximate row per query head for tokens that are not attended. values: float32 [B, H_q, d], finite.
     log_weights: float32 [B, H_q], as softmax has them: of the sum of the tokens' weights; -inf where there are none.
     ready: is called before both are read, for the current stream to wait where another one writes them."""
 

@@ -56,7 +56,7 @@ def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) ->
 
 
 def reads_bounds(query: Tensor, rows: Tensor) -> bool:
-    """Whether `attend_prompts` of such tensors reads where prompts begin and end on the device, and takes no more from
+    """Return whether `attend_prompts` of such tensors reads prompts' bounds on the device, and takes no more from
     `num_queries` and `num_rows` than the greatest of each and their sum."""
     return False
 

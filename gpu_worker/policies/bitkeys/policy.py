@@ -151,7 +151,7 @@ class BitKeys(RecallPolicy[BitIndex]):
 def _problem(
     index: BitIndex, candidates: Candidates
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What both kernels are asked about one layer, in their order."""
+    """Return the arguments that both kernels take for one layer, in their order."""
     layer = candidates.layer
     return (
         candidates.query,

@@ -68,7 +68,7 @@ class CaM(StreamingLLM):
         return Evicted(evicted, self.gift(slots, evicted))
 
     def gift(self, slots: StepSlots, evicted: Tensor) -> Gift:
-        """What evicted slots int64 [B, L, H_kv] pass on."""
+        """Return the values that the evicted slots, int64 [B, L, H_kv], pass on."""
         if slots.notes is None:
             raise ValueError("CaM gives by what it has observed: give StepSlots.notes")
         positions, device = slots.positions, evicted.device
@@ -101,7 +101,7 @@ class CaM(StreamingLLM):
 
 
 def bequest(values: Tensor, share: Tensor, reach: int) -> Tensor:
-    """What the first `reach` positions behind a run of tokens are given by it: float32 [H, reach, d].
+    """Return what a run of tokens adds to the first `reach` positions behind it: float32 [H, reach, d].
 
     values: [H, e, d]. share: float32 [H, e]. From the first to the last, token i adds share_i of its value, as it is
     by then, to the values at i + 1, ..., i + reach.

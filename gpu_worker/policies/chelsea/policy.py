@@ -120,7 +120,7 @@ def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
 
 
 def _num_rows(rows: LayerRows) -> int:
-    """Of every head."""
+    """Return the number of rows that every head keeps."""
     if rows.is_even:
         return rows.positions.shape[1]
     return int((rows.positions >= 0).sum(dim=1).max())

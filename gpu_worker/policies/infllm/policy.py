@@ -92,7 +92,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         )
 
     def observe_prefill(self, index: InfLLMIndex, prefilled: PrefilledLayer) -> None:
-        """Of all blocks, those in the window too: their tokens' attention is known now only."""
+        """Index all blocks, including those in the window: their tokens' attention is known only now."""
         seat, layer, keys = prefilled.seat, prefilled.layer, prefilled.keys
         received = local_attention(prefilled.queries, keys, prefilled.plan, index.scale)
         received[:, : prefilled.plan.num_sink] = float("-inf")

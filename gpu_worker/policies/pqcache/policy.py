@@ -107,7 +107,7 @@ class PQCache(RecallPolicy[PQIndex]):
 
     @property
     def _counts_pairs(self) -> bool:
-        """Whether a token's weight, which two codes determine, is looked up in a table of all their pairs."""
+        """Return whether a token's weight, which two codes determine, is looked up in a table of all their pairs."""
         return self.num_subvectors == 2 and self.num_bits <= MAX_PAIR_BITS
 
     def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
@@ -187,7 +187,7 @@ class PQCache(RecallPolicy[PQIndex]):
 
 
 def _log_sums(candidates: Candidates) -> Tensor:
-    """Of the exponentials of sinks, window and new token, exactly: float32 [B, H_q]."""
+    """Return exact log-sum-exps over sinks, window and new token: float32 [B, H_q]."""
     keys, is_there = candidates.fixed_keys()
     query = candidates.query.float()
     grouped = query.view(*keys.shape[:2], -1, keys.shape[3])

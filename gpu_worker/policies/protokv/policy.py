@@ -91,7 +91,7 @@ class ProtoKV(ScoredPolicy):
         return torch.cat([chunk_sums(keys, num_chunks, is_regular), bucket_sums(outliers, features)], dim=1)
 
     def _most_irregular(self, keys: Tensor, num_chunks: int) -> Tensor:
-        """Those of all chunks together (PK-A3), of equal ones the later: int64 [H_kv, p], ascending."""
+        """Return the most irregular tokens of all chunks (PK-A3), ties to the later: int64 [H_kv, p], ascending."""
         width = min(self.num_irregular, keys.shape[1])
         counts = torch.full((1,), width, device=keys.device)
         # All are finite, so that none is missing.

@@ -129,7 +129,7 @@ class Scissorhands(ScoredPolicy):
         return rows.history + torch.stack(steps, dim=-1).short()
 
     def _seen_by_next(self, rows: LayerRows, plan: Plan, positions: Tensor) -> Tensor:
-        """What the prompt's queries leave in the counters of the first call and those after it, of these positions
+        """Return what the prompt's queries leave in the counters of the first call and those after it, for positions
         int64 [H_kv, S]: int16 [H_kv, S, 1 + later]."""
         dropped = self._dropped(plan)
         num_later, interval = dropped.num_later, dropped.interval
@@ -151,8 +151,8 @@ class Scissorhands(ScoredPolicy):
 
     @staticmethod
     def _below_average(rows: LayerRows) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of the prompt's last queries, a few at a time: where they stand, int64 [t], after whether each weighs a token
-        that it sees below the average, bool [H_kv, t, n]."""
+        """Yield the prompt's last queries, a few at a time: whether each weighs a token that it sees below the average,
+        bool [H_kv, t, n], and their positions, int64 [t]."""
         every = torch.arange(rows.keys.shape[1], device=rows.keys.device)
         for weights, positions in weight_tiles(rows):
             last = positions[0]

@@ -1,4 +1,4 @@
-"""What is measured on samples, against a dense forward pass that remembers all."""
+"""Observations on samples, against a dense forward pass that remembers all."""
 
 from __future__ import annotations
 

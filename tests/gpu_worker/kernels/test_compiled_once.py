@@ -1,4 +1,4 @@
-"""What a step and a prompt launch is compiled for the first batch and prompt, and never again."""
+"""Kernels of a step and a prompt are compiled for the first batch and prompt, and never again."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class OnDevice:
 
 
 def double(first: OnDevice, factor: int = 2) -> tuple[str, int]:
-    """What is doubled."""
+    """Return twice the tensor."""
     return "reference", factor
 
 

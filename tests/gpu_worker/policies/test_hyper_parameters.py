@@ -1,4 +1,4 @@
-"""What may be set of a policy, and what is said where it may not."""
+"""Hyper-parameters that may be set, and the errors for those that may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every policy that scores keeps."""
+"""The tokens that every scoring policy keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for unselected candidates, in Triton: one launch, a program for each (lane, KV head).
+"""The stand-in for unselected candidates, in Triton: one launch, a program for each (lane, KV head).
 
 It reads no more than 512 codes and scales of a head, the head's covariances, 2 d d bytes, and the selected positions.
 A processor of an H200 has registers and shared memory for two programs with heads of 128.

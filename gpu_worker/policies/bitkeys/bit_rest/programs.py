@@ -19,7 +19,7 @@ LOG_2 = tl.constexpr(math.log(2))
 
 @triton.jit
 def _fractions(packed, shift, WORD_BYTES: tl.constexpr):
-    """Of words of codes [S, W] the two bits at `shift` of each byte, bfloat16 [S, W * WORD_BYTES]: 1 + (code + 2) / 4.
+    """Decode two bits at `shift` of each byte of code words [S, W] to bfloat16 [S, W * WORD_BYTES], 1 + (code + 2) / 4.
 
     The bits are put behind the point, the sign of two's complement turned over: that is one operation on 16 bits,
     where converting numbers is six, and two of these slow.

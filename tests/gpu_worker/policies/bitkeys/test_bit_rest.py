@@ -1,4 +1,4 @@
-"""What stands in for unselected candidates: by kernel and reference alike, and near to what it stands for."""
+"""The stand-in for unselected candidates: kernel and reference agree, and are near to what it stands for."""
 
 from __future__ import annotations
 

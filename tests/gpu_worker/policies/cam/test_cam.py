@@ -90,7 +90,7 @@ def test_decoding_gives_what_the_published_loop_gives(group_size: int, merge_siz
 
 
 def in_order(values: Tensor, share: Tensor, reach: int) -> Tensor:
-    """What positions behind a run of tokens are given, one token after another."""
+    """Compute what positions behind a run of tokens are given, one token after another."""
     run = torch.cat([values.double(), torch.zeros(values.shape[0], reach, values.shape[2]).double()], dim=1)
     for token in range(values.shape[1]):
         run[:, token + 1 : token + 1 + reach] += share[:, token, None, None] * run[:, token, None]

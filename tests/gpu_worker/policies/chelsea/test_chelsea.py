@@ -46,7 +46,7 @@ def degrees_of(rows: LayerRows | Retained) -> Tensor:
 
 
 def again(retained: Retained, rows: LayerRows, num_new: int, seed: int = 5) -> LayerRows:
-    """What `compress` gets once so many more tokens are decoded."""
+    """Return the rows that `compress` gets once so many more tokens are decoded."""
     heads, _, dim = retained.keys.shape
     new = torch.randn(2, heads, num_new, dim, generator=torch.Generator().manual_seed(seed))
     positions = rows.num_tokens + torch.arange(num_new).expand(heads, -1)

@@ -48,7 +48,7 @@ def compress(policy: ProtoKV, rows: LayerRows, budget: int) -> Retained:
 
 
 def scores(policy: ProtoKV, rows: LayerRows) -> Tensor:
-    """Of the prefix: [H, n_p]."""
+    """Return the prefix's scores: [H, n_p]."""
     num_tokens = rows.keys.shape[1]
     plan = Plan(num_tokens, 0, 0, rows.queries.shape[1], 0)
     return policy.score(rows, plan).first[:, : num_tokens - plan.num_recent]
