@@ -84,6 +84,10 @@ class Plan:
     def selects(self) -> bool:
         return self.num_selected is not None
 
+    def attending_all(self) -> Plan:
+        """The same where nothing is selected."""
+        return replace(self, num_selected=None)
+
     def of_layer(self, budget: int) -> Plan:
         """The plan of a layer whose heads keep so many tokens each on average. Sinks and window stay the same; a
         budget too small for them keeps only these."""
@@ -171,12 +175,26 @@ def sink_tokens(default: int, budget_tokens: int) -> int:
     return min(default, max(1, budget_tokens // 4))
 
 
-def split_budget(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_recent: int) -> Plan:
+def split_budget(num_prompt_tokens: int, budget_tokens: int, num_sink: int = 0, num_recent: int = 0) -> Plan:
     """Sinks, window, and the rest of the budget for what is selected; all of a prompt that the budget covers."""
     if budget_tokens >= num_prompt_tokens:
         return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
     num_selected = budget_tokens - num_sink - num_recent
     return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+
+
+def split_by_number(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_recent: int) -> Plan:
+    """`split_budget` for so many sinks and so long a window, cut to half of what the sinks leave of a small budget."""
+    num_sink = sink_tokens(num_sink, budget_tokens)
+    num_recent = min(num_recent, (budget_tokens - num_sink) // 2)
+    return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+
+
+def split_by_ratio(num_prompt_tokens: int, budget_tokens: int, num_sink: int, recent_ratio: float) -> Plan:
+    """`split_budget` for so many sinks and a window that takes `recent_ratio` of the rest."""
+    num_sink = sink_tokens(num_sink, budget_tokens)
+    num_recent = int((budget_tokens - num_sink) * recent_ratio)
+    return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
 
 
 def without_index(policy: Policy) -> str:

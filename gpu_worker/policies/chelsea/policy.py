@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, StepAttention, StepQueries, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, StepAttention, StepQueries, split_by_number
 from gpu_worker.policies.chelsea.soft_matching import WeightedRows, merge_rows, num_matches
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.retain import KeptStep, LayerRows, Recompression, Retained, RetainPolicy
@@ -53,10 +53,8 @@ class Chelsea(RetainPolicy):
         return "chelsea" + "+unchunked" * (not self.chunked)
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        # At least as many tokens of a small budget stand for the middle as are in the window.
-        num_recent = min(self.num_recent, (budget_tokens - num_sink) // 2)
-        return replace(split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent), has_means=True)
+        plan = split_by_number(num_prompt_tokens, budget_tokens, self.num_sink, self.num_recent)
+        return replace(plan, has_means=True)
 
     def recompression(self, plan: Plan) -> Recompression | None:
         return Recompression(self.interval_tokens, together=True) if plan.selects else None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, cast
 
 import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import cluster_sizes, lloyd, sort_members
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens, Tokens
 from gpu_worker.policies.recall import Candidates, IndexJob, RecallPolicy, TrainedSegment
@@ -67,11 +67,10 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_candidates = num_prompt_tokens - num_sink
-        if budget_tokens >= num_prompt_tokens or num_candidates < self.tokens_per_cluster:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent=0)
-        num_selected = budget_tokens - num_sink
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, 0, num_selected, window_extra=True)
+        plan = split_budget(num_prompt_tokens, budget_tokens, num_sink)
+        if not plan.selects or num_prompt_tokens - num_sink < self.tokens_per_cluster:
+            return plan.attending_all()
+        return replace(plan, window_extra=True)
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         generated = num_tokens - plan.num_prompt_tokens

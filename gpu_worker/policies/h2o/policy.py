@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, StepAttention, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, StepAttention, split_by_ratio
 from gpu_worker.policies.hyper_parameters import SplitShare, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import Evicted, KeptStep, LayerRows, Observing, StepSlots
@@ -34,9 +34,7 @@ class H2O(ScoredPolicy):
     evicts = True
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+        return split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gpu_worker.errors import ConfigError
-from gpu_worker.policies.base import CacheShape, Plan, attend_all
+from gpu_worker.policies.base import CacheShape, Plan, split_budget
 from gpu_worker.policies.hyper_parameters import Share
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
@@ -47,9 +47,7 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
     name = "infinigen"
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, 0, 0)
-        return Plan(num_prompt_tokens, budget_tokens, 0, 0, num_selected=budget_tokens)
+        return split_budget(num_prompt_tokens, budget_tokens)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, sink_tokens, split_budget
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, SplitShare, Switch, Tokens
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
@@ -69,10 +69,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         wanted = (rest - int(rest * self.recent_ratio)) // self.block_size
         # One block at least, where there is room for one.
         num_selected = min(max(1, wanted), rest // self.block_size) * self.block_size
-        num_recent = rest - num_selected
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, rest - num_selected)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0

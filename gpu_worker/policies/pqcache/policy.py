@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import lloyd
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
 from gpu_worker.policies.hyper_parameters import Between, Iterations, OneOf, SplitShare, SplitTokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign, pq_score
@@ -85,13 +85,9 @@ class PQCache(RecallPolicy[PQIndex]):
         return "pqcache" + f"+{self.metric}" * self.names_metric
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        num_candidates = num_prompt_tokens - num_sink - num_recent
-        if budget_tokens >= num_prompt_tokens or num_candidates < 2**self.num_bits:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        num_selected = budget_tokens - num_sink - num_recent
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        plan = split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
+        num_candidates = num_prompt_tokens - plan.num_sink - plan.num_recent
+        return plan if num_candidates >= 2**self.num_bits else plan.attending_all()
 
     def allocate(self, shape: CacheShape) -> PQIndex:
         ksub, dsub, is_ip = 2**self.num_bits, shape.head_dim // self.num_subvectors, self.metric == "ip"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.kmeans import assign_points
 from gpu_worker.kernels.top_k import top_k
-from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.base import Plan, split_by_number
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
@@ -53,11 +53,7 @@ class ProtoKV(ScoredPolicy):
             raise ValueError("chunk_prototypes and hash_prototypes are both False: leave at least one True")
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        # At least half of a small budget is selected.
-        num_recent = min(self.window, max(1, budget_tokens // 2))
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink=0, num_recent=num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, num_selected=budget_tokens - num_recent)
+        return split_by_number(num_prompt_tokens, budget_tokens, 0, self.window)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_recent if plan.selects else 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, attend_all
+from gpu_worker.policies.base import CacheShape, Plan, split_budget
 from gpu_worker.policies.hyper_parameters import Between
 from gpu_worker.policies.quest.page_bound import page_bound
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
@@ -40,11 +40,8 @@ class Quest(RecallPolicy[QuestIndex]):
     name = "quest"
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_selected = max(0, budget_tokens // self.page_size - 1) * self.page_size
-        num_recent = budget_tokens - num_selected
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, num_selected)
+        num_recent = budget_tokens - max(0, budget_tokens // self.page_size - 1) * self.page_size
+        return split_budget(num_prompt_tokens, budget_tokens, 0, num_recent)
 
     def allocate(self, shape: CacheShape) -> QuestIndex:
         num_pages = -(-shape.max_model_len // self.page_size)

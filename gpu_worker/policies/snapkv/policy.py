@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.base import Plan, split_by_number
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
@@ -41,10 +41,8 @@ class SnapKV(ScoredPolicy):
             raise ValueError(f"pooling is {self.pooling!r}; give 'max' or 'avg'")
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_recent = min(self.window, max(1, budget_tokens // 2))
-        if budget_tokens >= num_prompt_tokens or num_prompt_tokens <= num_recent + 1:
-            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, budget_tokens - num_recent)
+        plan = split_by_number(num_prompt_tokens, budget_tokens, 0, self.window)
+        return plan if num_prompt_tokens > plan.num_recent + 1 else plan.attending_all()
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_recent if plan.selects else 0

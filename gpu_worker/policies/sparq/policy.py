@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
 from gpu_worker.policies.hyper_parameters import Between, SplitShare, SplitTokens
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
@@ -40,9 +40,7 @@ class SparQ(RecallPolicy[SparQIndex]):
     name = "sparq"
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+        return split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> SparQIndex:
         return SparQIndex(shape.seated(shape.head_dim, shape.max_model_len, dtype=shape.dtype))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.hyper_parameters import Tokens
 from gpu_worker.policies.retain import Evicted, LayerRows, Retained, RetainPolicy, StepSlots
 from gpu_worker.policies.scored import Scores, keep_best
@@ -26,10 +26,7 @@ class StreamingLLM(RetainPolicy):
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = budget_tokens - num_sink
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected=0)
+        return split_budget(num_prompt_tokens, budget_tokens, num_sink, budget_tokens - num_sink)
 
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
         return keep_best(rows, plan, Scores(torch.zeros_like(rows.positions, dtype=torch.float32)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 from gpu_worker.policies.rounding import rounded
 
@@ -32,9 +32,7 @@ class KnormRecall(RecallPolicy[NormIndex]):
     name = "knorm_recall"
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+        return split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> NormIndex:
         return NormIndex(shape.seated(shape.max_model_len, dtype=torch.float32))
