@@ -84,15 +84,19 @@ class Plan:
     def selects(self) -> bool:
         return self.num_selected is not None
 
+    @property
+    def num_kept(self) -> int:
+        """Tokens kept by each head: sinks, window and what is selected."""
+        return self.num_sink + self.num_recent + (self.num_selected or 0)
+
     def attending_all(self) -> Plan:
         """The same where nothing is selected."""
         return replace(self, num_selected=None)
 
     def of_layer(self, budget: int) -> Plan:
-        """The plan of a layer whose heads keep so many tokens each on average. Sinks and window stay the same; a
-        budget too small for them keeps only these."""
-        num_selected = max(0, budget - self.num_sink - self.num_recent)
-        return replace(self, budget_tokens=budget, num_selected=num_selected)
+        """The plan of a layer whose heads keep so many tokens each on average. Sinks, window and the request's budget
+        stay the same; a layer's budget too small for sinks and window keeps only these."""
+        return replace(self, num_selected=max(0, budget - self.num_sink - self.num_recent))
 
 
 class PromptAttention(ABC):

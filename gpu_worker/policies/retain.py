@@ -229,10 +229,14 @@ class RetainPolicy(Policy):
     # So many copies of a layer's keys as float32 `compress` has on a GPU at one time.
     key_copies: ClassVar[int] = 2
 
-    @abstractmethod
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        """Keep `budget` tokens for each KV head, sinks and window included, the mean over the heads exactly. The rows
-        are never fewer than that."""
+        """Keep `budget` tokens of a layer for each KV head. plan: the request's."""
+        return self.keep(rows, plan.of_layer(budget))
+
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
+        """Keep `plan.num_kept` tokens for each KV head, the mean over the heads exactly. The rows are never fewer than
+        that. plan: the layer's."""
+        raise NotImplementedError(f"{self.name} says neither how it compresses nor what it keeps")
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget.

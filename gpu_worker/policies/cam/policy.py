@@ -47,7 +47,7 @@ class CaM(StreamingLLM):
     def num_queries(self, plan: Plan) -> int:
         return min(self.window_size, plan.num_prompt_tokens)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         weights = observed_weight(rows)
         # All of the window, and nothing between it and the sinks.
         retained = keep_best(rows, plan, Scores(weights, notes=weights))

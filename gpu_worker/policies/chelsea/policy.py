@@ -62,14 +62,14 @@ class Chelsea(RetainPolicy):
     def attention(self, step: KeptStep) -> StepAttention:
         return _WithDegrees(step)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         num_rows, dtype = _num_rows(rows), rows.keys.dtype
         begin, end = plan.num_sink, num_rows - plan.num_recent
-        wanted = budget - plan.num_sink - plan.num_recent
+        wanted = plan.num_selected or 0
         if wanted < 1:
             raise ValueError(
-                f"a budget of {budget} tokens leaves none beside {plan.num_sink} sinks and {plan.num_recent} "
-                f"in the window; give at least {budget - wanted + 1}"
+                f"a layer's budget leaves no tokens for means, as {plan.num_sink} sinks and {plan.num_recent} tokens "
+                f"in the window take all of it; give at least {plan.num_kept + 1} tokens"
             )
         middle, rounds = _between(rows, begin, end), rows.rounds
         while (num_middle := middle.keys.shape[1]) > wanted:

@@ -82,12 +82,12 @@ class Scissorhands(ScoredPolicy):
             else None
         )
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         if rows.num_tokens == plan.num_prompt_tokens:
-            retained = super(Scissorhands, self).compress(rows, plan, budget)
+            retained = super(Scissorhands, self).keep(rows, plan)
             return replace(retained, history=self._seen_by_next(rows, plan, retained.positions))
         rows = replace(rows, history=self._gathered(rows, plan))
-        retained = super(Scissorhands, self).compress(rows, plan, budget - budget // 2)
+        retained = super(Scissorhands, self).keep(rows, plan.of_layer(plan.num_kept - plan.num_kept // 2))
         assert retained.history is not None
         return replace(retained, history=pad(retained.history[..., 1:], (0, 1)))
 

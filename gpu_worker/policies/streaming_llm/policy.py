@@ -8,12 +8,12 @@ import torch
 
 from gpu_worker.policies.base import Plan, sink_tokens, split_budget
 from gpu_worker.policies.hyper_parameters import Tokens
-from gpu_worker.policies.retain import Evicted, LayerRows, Retained, RetainPolicy, StepSlots
-from gpu_worker.policies.scored import Scores, keep_best
+from gpu_worker.policies.retain import Evicted, LayerRows, StepSlots
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 
 @dataclass(frozen=True, slots=True)
-class StreamingLLM(RetainPolicy):
+class StreamingLLM(ScoredPolicy):
     """Sinks and a sliding window (Xiao et al., StreamingLLM, section 3.2).
 
     num_sink: first tokens kept. What is kept has its positions in the text, as in the ports that papers compare with.
@@ -28,8 +28,8 @@ class StreamingLLM(RetainPolicy):
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         return split_budget(num_prompt_tokens, budget_tokens, num_sink, budget_tokens - num_sink)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        return keep_best(rows, plan, Scores(torch.zeros_like(rows.positions, dtype=torch.float32)))
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        return Scores(torch.zeros_like(rows.positions, dtype=torch.float32))
 
     def evict(self, slots: StepSlots) -> Evicted:
         # One has left the window since the last step.

@@ -16,9 +16,9 @@ from gpu_worker.policies.retain import Recompression, RetainPolicy
 
 HOOKS = {name for name in dir(RetainPolicy) if not name.startswith("_")}
 CASES = {
-    "between heads": (AdaKV, {"name", "most_kept", "compress"}),
+    "between heads": (AdaKV, {"name", "most_kept", "keep"}),
     "between layers": (LayerWise, {"name", "layer_budget"}),
-    "outliers": (OutlierHeads, {"name", "layer_budget", "most_kept", "room", "compress"}),
+    "outliers": (OutlierHeads, {"name", "layer_budget", "most_kept", "room", "keep"}),
 }
 
 

