@@ -38,6 +38,20 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
+class Odd(Between):
+    """Odd numbers from `low` to `high`: the tokens of a pool, so that it stays centred."""
+
+    def read(self, kind: type, text: str) -> object:
+        value = Between.read(self, kind, text)
+        if kind(text) % 2 == 0:
+            raise ValueError(f"{text} is even")
+        return value
+
+    def __str__(self) -> str:
+        return f"an odd number, {Between.__str__(self)}"
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """These words."""
 

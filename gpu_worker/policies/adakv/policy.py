@@ -29,10 +29,6 @@ class AdaKV(AllocationPolicy):
     inner: ScoredPolicy
     alpha: Share = 0.2
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha is {self.alpha}; it is a share, from 0 to 1")
-
     @property
     def name(self) -> str:
         return f"{self.inner.name}+adakv"

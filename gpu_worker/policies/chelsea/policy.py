@@ -41,12 +41,8 @@ class Chelsea(RetainPolicy):
     key_copies = 7
 
     def __post_init__(self) -> None:
-        if self.chunk < 2:
-            raise ValueError(f"chunk is {self.chunk}; it takes 2 tokens to merge one into the other")
         if not 0 < self.r_min <= self.r_init <= 0.5:
             raise ValueError(f"r_min {self.r_min}, r_init {self.r_init}: keep 0 < r_min <= r_init <= 0.5")
-        if self.interval_tokens < 1:
-            raise ValueError(f"interval_tokens is {self.interval_tokens}; give at least 1")
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens, Tokens
 from gpu_worker.policies.recall import Candidates, IndexJob, RecallPolicy, TrainedSegment
-from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
+from kv_store.client import KMEANS_METRICS, KMeansParams
 
 # Of a key while its segment is loaded: its label, its place among its cluster's, and the copies that a sort makes.
 LOADED_BYTES = 64
@@ -55,7 +55,6 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     needs_index_here = False
 
     def __post_init__(self) -> None:
-        check_metric(self.metric, KMEANS_METRICS)
         if self.window_clusters > self.window_size:
             raise ValueError(
                 f"window_clusters is {self.window_clusters}; give no more than window_size, {self.window_size}"

@@ -16,7 +16,7 @@ from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
 from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, ReadKeys, RecallPolicy, TrainedSegment
-from kv_store.client import PQ_METRICS, PQParams, check_metric
+from kv_store.client import PQ_METRICS, PQParams
 
 # More points a centroid change the codebook little, and a prompt waits for it: FAISS asks for 39 at least.
 POINTS_PER_CENTROID = 64
@@ -74,11 +74,6 @@ class PQCache(RecallPolicy[PQIndex]):
     names_metric: bool = False
 
     needs_index_here = False
-
-    def __post_init__(self) -> None:
-        check_metric(self.metric, PQ_METRICS)
-        if self.normalize not in NORMALIZED_OVER:
-            raise ValueError(f"normalize={self.normalize}: use one of {', '.join(NORMALIZED_OVER)}")
 
     @property
     def name(self) -> str:

@@ -64,10 +64,6 @@ class Scissorhands(ScoredPolicy):
 
     name = "scissorhands"
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.window_size < EVERY:
-            raise ValueError(f"window_size is {self.window_size}; give 1 to {EVERY - 1} queries")
-
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         num_recent = min(int(num_prompt_tokens * self.recent_ratio), budget_tokens // 4)
         return split_budget(num_prompt_tokens, budget_tokens, num_recent=num_recent)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan, split_by_number
-from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens
+from gpu_worker.policies.hyper_parameters import Odd, OneOf, SomeTokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -23,22 +23,14 @@ class SnapKV(ScoredPolicy):
     Nothing more is evicted while decoding.
 
     window: last tokens of the prompt, whose queries vote; they are kept, and are at most half of the budget. kernel:
-    tokens that share a vote, odd. pooling: "max" or "avg" of their votes.
+    tokens that share a vote. pooling: "max" or "avg" of their votes.
     """
 
     window: SomeTokens = 32
-    kernel: Annotated[int, Between(1, 1023)] = 7
+    kernel: Annotated[int, Odd(1, 1023)] = 7
     pooling: Annotated[Literal["max", "avg"], OneOf(("max", "avg"))] = "max"
 
     name = "snapkv"
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}; at least one query must vote")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel is {self.kernel}; give an odd number, so that votes stay centred")
-        if self.pooling not in ("max", "avg"):
-            raise ValueError(f"pooling is {self.pooling!r}; give 'max' or 'avg'")
 
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         plan = split_by_number(num_prompt_tokens, budget_tokens, 0, self.window)
