@@ -89,6 +89,25 @@ class Leaving:
     positions: Tensor
     read_keys: Callable[[], Tensor]
 
+    def at_layers(self, state: Tensor) -> Tensor:
+        """Return the part of an index's [seats, L, ...] that these layers have."""
+        return state[:, self.layers.start : self.layers.stop]
+
+    def read(self, state: Tensor, block_size: int = 1) -> Tensor:
+        """Read what the tokens' places have: [B, len(layers), H_kv, ...] of [seats, L, H_kv, N, ...], N places of
+        `block_size` positions each."""
+        places = self.positions.clamp(min=0) // block_size
+        return self.at_layers(state)[self.seats, :, :, places]
+
+    def write(self, state: Tensor, new: Tensor, block_size: int = 1, is_new: Tensor | None = None) -> None:
+        """Write what `read` returns. A row without a token writes back what is there, and so does one that is not
+        `is_new`, bool [B]."""
+        places = self.positions.clamp(min=0) // block_size
+        is_written = self.positions >= 0 if is_new is None else is_new & (self.positions >= 0)
+        old = self.read(state, block_size)
+        is_written = is_written.view(-1, *[1] * (old.dim() - 1))
+        self.at_layers(state)[self.seats, :, :, places] = new.to(old.dtype).where(is_written, old)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefilledLayer:

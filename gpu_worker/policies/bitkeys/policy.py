@@ -103,13 +103,12 @@ class BitKeys(RecallPolicy[BitIndex]):
         return IndexJob(0, end + plan.num_recent, BitParams(plan.num_sink))
 
     def extend(self, index: BitIndex, leaving: Leaving) -> None:
-        span = slice(leaving.layers.start, leaving.layers.stop)
         code_leaving(
             leaving.read_keys(),
-            index.means[:, span],
+            leaving.at_layers(index.means),
             index.rotation.matrix,
-            index.codes[:, span],
-            index.scales[:, span],
+            leaving.at_layers(index.codes),
+            leaving.at_layers(index.scales),
             leaving.seats,
             leaving.positions,
         )

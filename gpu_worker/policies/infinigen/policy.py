@@ -78,14 +78,8 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
             first = last
 
     def extend(self, index: InfiniGenIndex, leaving: Leaving) -> None:
-        seats, positions = leaving.seats, leaving.positions
-        span = slice(leaving.layers.start, leaving.layers.stop)
-        at_layers, places = index.keys[:, span], positions.clamp(min=0)
-        partial = (leaving.read_keys().float()[..., None, :] @ index.columns[:, span][seats]).squeeze(-2)
-        # A row without a token writes back what is there.
-        old = at_layers[seats, :, :, places]
-        is_present = (positions >= 0)[:, None, None, None]
-        at_layers[seats, :, :, places] = partial.to(old.dtype).where(is_present, old)
+        columns = leaving.at_layers(index.columns)[leaving.seats]
+        leaving.write(index.keys, (leaving.read_keys().float()[..., None, :] @ columns).squeeze(-2))
 
     def score(self, index: InfiniGenIndex, candidates: Candidates) -> Tensor:
         layer, seats, num_positions = candidates.layer, candidates.seats, candidates.num_positions

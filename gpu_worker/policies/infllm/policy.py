@@ -99,22 +99,16 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         index.num_prompt_tokens[seat] = keys.shape[1]
 
     def extend(self, index: InfLLMIndex, leaving: Leaving) -> None:
-        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
-        span, blocks = (
-            slice(leaving.layers.start, leaving.layers.stop),
-            positions.clamp(min=0) // self.block_size,
-        )
-        means, counts = index.keys[:, span], index.counts[:, span]
-        old, old_counts = means[seats, :, :, blocks], counts[seats, :, :, blocks]
+        positions, size = leaving.positions, self.block_size
         # A block that begins here may hold an earlier request's.
-        is_first = (positions % self.block_size == 0)[:, None, None]
-        num_before = old_counts.masked_fill(is_first, 0)
-        before = old.masked_fill(is_first[..., None], 0)
-        new = before + (keys.float() - before) / (num_before + 1)[..., None]
-        # What was in the prompt is indexed; such a row, or one without a token, writes back what is there.
-        is_new = (positions >= 0) & (positions >= index.num_prompt_tokens[seats])
-        means[seats, :, :, blocks] = new.where(is_new[:, None, None, None], old)
-        counts[seats, :, :, blocks] = (num_before + 1).where(is_new[:, None, None], old_counts)
+        is_first = (positions % size == 0)[:, None, None]
+        num_before = leaving.read(index.counts, size).masked_fill(is_first, 0)
+        before = leaving.read(index.keys, size).masked_fill(is_first[..., None], 0)
+        new = before + (leaving.read_keys().float() - before) / (num_before + 1)[..., None]
+        # What was in the prompt is indexed.
+        is_new = positions >= index.num_prompt_tokens[leaving.seats]
+        leaving.write(index.keys, new, size, is_new)
+        leaving.write(index.counts, num_before + 1, size, is_new)
 
     def score(self, index: InfLLMIndex, candidates: Candidates) -> Tensor:
         num_blocks = -(-candidates.num_positions // self.block_size)

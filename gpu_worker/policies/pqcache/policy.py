@@ -138,12 +138,12 @@ class PQCache(RecallPolicy[PQIndex]):
 
     def extend(self, index: PQIndex, leaving: Leaving) -> None:
         seats, keys = leaving.seats, leaving.read_keys()
-        span = slice(leaving.layers.start, leaving.layers.stop)
-        counts = None if index.pair_counts is None else index.pair_counts[:, span]
+        counts = None if index.pair_counts is None else leaving.at_layers(index.pair_counts)
         coders = index.codebooks if index.coders is None else index.coders
         if index.max_square_norms is not None:
-            keys = augment(keys, index.max_square_norms[:, span][seats])
-        pq_append(keys, coders[:, span], index.codes[:, span], counts, seats, leaving.positions)
+            keys = augment(keys, leaving.at_layers(index.max_square_norms)[seats])
+        codebooks, codes = leaving.at_layers(coders), leaving.at_layers(index.codes)
+        pq_append(keys, codebooks, codes, counts, seats, leaving.positions)
 
     def select(self, index: PQIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         if index.pair_counts is None or self.normalize == "all":

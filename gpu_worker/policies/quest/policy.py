@@ -64,16 +64,11 @@ class Quest(RecallPolicy[QuestIndex]):
             index.key_max[seat, layer, :, num_full] = opened.amax(dim=1)
 
     def extend(self, index: QuestIndex, leaving: Leaving) -> None:
-        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
-        pages = positions.clamp(min=0) // self.page_size
-        is_first = (positions % self.page_size == 0)[:, None, None, None]
-        is_present = (positions >= 0)[:, None, None, None]
-        for extremes, narrower in ((index.key_min, torch.minimum), (index.key_max, torch.maximum)):
-            at_layers = extremes[:, leaving.layers.start : leaving.layers.stop]
-            old = at_layers[seats, :, :, pages]
-            new = keys.where(is_first, narrower(old, keys))
-            # A row without a token writes back what is there.
-            at_layers[seats, :, :, pages] = new.where(is_present, old)
+        keys = leaving.read_keys()
+        is_first = (leaving.positions % self.page_size == 0)[:, None, None, None]
+        for extremes, wider in ((index.key_min, torch.minimum), (index.key_max, torch.maximum)):
+            new = keys.where(is_first, wider(leaving.read(extremes, self.page_size), keys))
+            leaving.write(extremes, new, self.page_size)
 
     def score(self, index: QuestIndex, candidates: Candidates) -> Tensor:
         layer, begin, end = candidates.layer, candidates.begin, candidates.end

@@ -50,13 +50,7 @@ class SparQ(RecallPolicy[SparQIndex]):
         index.keys[prefilled.seat, prefilled.layer, :, :, :end] = prefilled.keys[:, :end].transpose(1, 2)
 
     def extend(self, index: SparQIndex, leaving: Leaving) -> None:
-        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
-        at_layers = index.keys[:, leaving.layers.start : leaving.layers.stop]
-        columns = positions.clamp(min=0)
-        # A row without a token writes back what is there.
-        old = at_layers[seats, :, :, :, columns]
-        is_present = (positions >= 0)[:, None, None, None]
-        at_layers[seats, :, :, :, columns] = keys.to(old.dtype).where(is_present, old)
+        leaving.write(index.keys.mT, leaving.read_keys())
 
     def score(self, index: SparQIndex, candidates: Candidates) -> Tensor:
         weights = self._scores(index, candidates).softmax(dim=-1).sum(dim=2)

@@ -42,12 +42,7 @@ class KnormRecall(RecallPolicy[NormIndex]):
         index.norms[prefilled.seat, prefilled.layer, :, : norms.shape[1]] = norms
 
     def extend(self, index: NormIndex, leaving: Leaving) -> None:
-        norms = index.norms[:, leaving.layers.start : leaving.layers.stop]
-        seats, at = leaving.seats, leaving.positions.clamp(min=0)
-        is_there = (leaving.positions >= 0)[:, None, None]
-        # Where no token leaves, what is there is written back.
-        new = rounded(leaving.read_keys().float().norm(dim=-1))
-        norms[seats, :, :, at] = new.where(is_there, norms[seats, :, :, at])
+        leaving.write(index.norms, rounded(leaving.read_keys().float().norm(dim=-1)))
 
     def score(self, index: NormIndex, candidates: Candidates) -> Tensor:
         norms = index.norms[candidates.seats, candidates.layer, :, : candidates.num_positions]
