@@ -12,13 +12,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gpu_worker.calibration.observe import Observation
+from gpu_worker.calibration.observe import Observation, most_outlying
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies.hyper_parameters import with_options
 from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
-from gpu_worker.policies.outlier_heads.scan import most_outlying
 from gpu_worker.policies.retain import RetainPolicy
 
 FORMAT = "carrel calibration 1"

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from gpu_worker.engine.engine import Engine
 from gpu_worker.errors import WorkerError
-from gpu_worker.fidelity.errors import OutputErrors
 from gpu_worker.fidelity.job import FULL, Job, Setting
-from gpu_worker.fidelity.scores import Lane, Scores
+from gpu_worker.fidelity.scores import Lane, OutputErrors, Scores
 from gpu_worker.records import (
     Budget,
     CompleteEvent,

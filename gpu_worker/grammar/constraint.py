@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.errors import RequestError
+from gpu_worker.grammar.compiling import reason_of
 from gpu_worker.grammar.number_bounds import NumberBound
-from gpu_worker.grammar.reasons import reason_of
 
 # Of masks, above which they are computed beside the steps: a decode step takes some ten times as long, at least.
 SLOW_SECONDS = 1e-3

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
 from gpu_worker.kernels.join_pieces import join_past, join_pieces
-from gpu_worker.kernels.prefill_attention.packed import Packed
-from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in_pieces
+from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, Packed, attend_in_pieces
 from gpu_worker.row_format import keys_and_values
 
 # Of queries and of past tokens, in what goes to cuDNN.
