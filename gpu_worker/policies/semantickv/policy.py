@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from gpu_worker.kernels.best_rows import best_rows
 from gpu_worker.policies.base import Plan, split_by_number
-from gpu_worker.policies.hyper_parameters import Odd, Share, Tokens
+from gpu_worker.policies.hyper_parameters import Between, Share, Tokens
 from gpu_worker.policies.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.rounding import rounded
@@ -37,7 +37,7 @@ class SemanticKV(ScoredPolicy):
     num_sink: Tokens = 256
     recent_share: Share = 0.01
     semantic_share: Share = 0.01
-    kernel: Annotated[int, Odd(1, 1023)] = 1
+    kernel: Annotated[int, Between(1, 1023, is_odd=True)] = 1
     reserve_sinks: bool = True
     reserve_recent: bool = True
     by_norm: bool = True

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.policies.base import Plan, split_by_number
-from gpu_worker.policies.hyper_parameters import Odd, OneOf, SomeTokens
+from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -27,7 +27,7 @@ class SnapKV(ScoredPolicy):
     """
 
     window: SomeTokens = 32
-    kernel: Annotated[int, Odd(1, 1023)] = 7
+    kernel: Annotated[int, Between(1, 1023, is_odd=True)] = 7
     pooling: Annotated[Literal["max", "avg"], OneOf(("max", "avg"))] = "max"
 
     name = "snapkv"
