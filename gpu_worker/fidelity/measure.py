@@ -29,7 +29,7 @@ DENSE = Setting(FULL, Budget(share=1.0))
 class Measured:
     """One document under one setting. nll, kl: means over its forced tokens, in nats. agreement: share of them where
     the best token is that of dense attention. same_tokens: generated before the first that differs. attended: mean
-    tokens of a KV head, layer and step, its window beyond the budget included. device_bytes, host_bytes: of its keys
+    tokens of a KV head, layer and step, ClusterKV's window included. device_bytes, host_bytes: of its keys
     and values at the end. attention_mass, best_recall: as in a request's usage. output_errors: |o - e| / |e| by layer
     and query head, o its output and e that of exact attention over its own keys and values, mean over steps; these
     three None where the document is not measured, and for what is dense or keeps means. error: why there is nothing

@@ -49,9 +49,9 @@ class BitIndex:
 class BitKeys(RecallPolicy[BitIndex]):
     """All tokens; the top k are recalled by rotated keys of two bits a coordinate (Carrel's own).
 
-    num_sink: always attended first tokens. recent_ratio: the share of the rest of the budget that goes to the local
-    window; the more is selected, the more of the attention weight is found. Codes are unbiased as RaBitQ's are (Gao and
-    Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of keys less the prompt's mean.
+    num_sink, recent_ratio: as for PQCache; the more is selected, the more of the attention weight is found. Codes are
+    unbiased as RaBitQ's are (Gao and Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of
+    keys less the prompt's mean.
     rest: what is attended in place of the tokens that are not selected: "fitted", one row of the weight that a sample
     of the codes gives them, with the value that a linear fit of the prompt's values on its keys expects there; "none".
     """

@@ -16,7 +16,7 @@ from gpu_worker.policies.retain import KeptStep, LayerRows, Recompression, Retai
 
 @dataclass(frozen=True, slots=True)
 class Chelsea(RetainPolicy):
-    """Means of similar tokens, merged in rounds within chunks until the budget is met (Hu et al., Chelsea, section 5).
+    """Means of similar tokens, merged in rounds within chunks (Hu et al., Chelsea, section 5).
 
     It compresses again every `interval_tokens` while the sequence decodes.
 
@@ -64,12 +64,12 @@ class Chelsea(RetainPolicy):
         wanted = plan.num_selected or 0
         if wanted < 1:
             raise ValueError(
-                f"a layer's budget leaves no tokens for means, as {plan.num_sink} sinks and {plan.num_recent} tokens "
-                f"in the window take all of it; give at least {plan.num_kept + 1} tokens"
+                f"{plan.num_sink} sinks and {plan.num_recent} tokens in the window leave none for means; "
+                f"let each layer keep at least {plan.num_kept + 1} tokens"
             )
         middle, rounds = _between(rows, begin, end), rows.rounds
         while (num_middle := middle.keys.shape[1]) > wanted:
-            # The last round lands on the budget (CH-A3); it is the same number in every head (CH-A7).
+            # The last round lands on this number (CH-A3); it is the same number in every head (CH-A7).
             removed = max(1, int(self._ratio(rounds) * num_middle + 1e-6))
             # One of everything is no shorter than a chunk: kernels are compiled for each length that there is.
             chunk = self.chunk if self.chunked else max(self.chunk, num_middle)

@@ -1,4 +1,4 @@
-"""ClusterKV: keys clustered by cosine; whole clusters are recalled until the budget is full."""
+"""ClusterKV: keys clustered by cosine; whole clusters are recalled, the best first."""
 
 from __future__ import annotations
 

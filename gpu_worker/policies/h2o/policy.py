@@ -22,9 +22,10 @@ class H2O(ScoredPolicy):
     """The tokens with the most attention weight summed over all queries so far, and a window (Zhang et al., H2O,
     section 4).
 
-    A KV head takes the mean over its group, which ranks as the sum does.
-    num_sink: first tokens kept whatever they gather. recent_ratio: the share of the rest of the budget that goes to
-    the local window. Early tokens are seen by more queries and gather more, as published.
+    A KV head takes the mean over its group, which ranks as the sum does. Early tokens are seen by more queries and
+    gather more, as published.
+
+    num_sink: first tokens, always kept. recent_ratio: the window's share of all other kept tokens.
     """
 
     num_sink: Tokens = 0

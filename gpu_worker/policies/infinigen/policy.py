@@ -37,8 +37,8 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
     each layer on a sample text. Without a file A comes from each prompt's own queries, which fits it better than the
     paper's and costs one decomposition per KV head and layer of every prompt.
 
-    The budget is all selected: exactly that many tokens, whatever their scores (B-A2); there are neither sinks nor a
-    window. A group's heads are softmaxed, then summed. The paper keeps the first layer whole: an option of the engine.
+    All attended tokens are selected, whatever their scores (B-A2); there are neither sinks nor a window. A group's
+    heads are softmaxed, then summed. The paper keeps the first layer whole: an option of the engine.
     """
 
     ratio: Share = 0.2

@@ -34,11 +34,11 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
 
     block_size: tokens of a block; block b is of the positions from b * block_size on, less the sinks. repr_topk: how
     many of its tokens represent a block: those that queries with them in their local window attended most; their mean
-    is compared with the query. num_sink: the paper's initial tokens. recent_ratio: the share of the rest of the budget
-    that goes to the local window, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks;
-    else a block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend
-    no more than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else
-    every query of the prompt attends all before it. The name of such a policy ends in `+sparse`.
+    is compared with the query. num_sink: the paper's initial tokens. recent_ratio: the window's share of all other
+    attended tokens, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks; else a
+    block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend no more
+    than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else every
+    query of the prompt attends all before it. The name of such a policy ends in `+sparse`.
 
     There are three differences to the paper. Tokens are attended at their true positions. Local attention is measured
     among sinks and window only. Of the tokens decoded later, whose attention is not measured, each represents its

@@ -17,8 +17,7 @@ from gpu_worker.policies.recall import Candidates, RecallPolicy
 class Oracle(RecallPolicy[None]):
     """All tokens; the top k are attended, by exact attention weight (Zhang et al., PQCache, section 4.1.3).
 
-    num_sink, recent_ratio: as for PQCache, and so is the split of the budget. Every token stays resident, because the
-    scores read all keys.
+    num_sink, recent_ratio: as for PQCache. Every token stays resident, because the scores read all keys.
     """
 
     num_sink: SplitTokens = 32

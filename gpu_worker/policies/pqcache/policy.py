@@ -53,9 +53,9 @@ class PQIndex:
 class PQCache(RecallPolicy[PQIndex]):
     """All tokens; the top k are recalled by product-quantised keys (Zhang et al., PQCache, sections 3.1 to 3.3).
 
-    num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: always attended first
-    tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
-    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose.
+    num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: first tokens, always
+    attended. recent_ratio: the window's share of all other attended tokens. max_iterations: of K-means; 0 lets the
+    store bound them by the paper's adaptive rule, and a trainer on the device choose.
     points_per_centroid: most that a trainer on the device fits, spread evenly; the paper fits all. metric: of K-means
     and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
     normalize: a query head's weights sum to 1 over the "candidates", as in the paper, or over "all" that it attends,

@@ -65,7 +65,7 @@ class ProtoKV(ScoredPolicy):
         keys = rows.keys[:, :num_prefix]
         sums = self._group_sums(keys, seed=(rows.seed * rows.num_layers + rows.layer) % 2**63)
         means = group_means(votes[:, :num_prefix], nearest_prototype(keys, sums), sums.shape[1])
-        # A group's members are equal: the budget cuts inside it by their own votes (PK-A6).
+        # A group's members are equal: their own votes decide among them (PK-A6).
         return Scores(F.pad(means, (0, plan.num_recent)), second=votes)
 
     def _group_sums(self, keys: Tensor, seed: int) -> Tensor:

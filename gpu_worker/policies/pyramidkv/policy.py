@@ -30,7 +30,7 @@ class PyramidKV(SnapKV):
 
 
 def pyramid_budget(plan: Plan, layer: int, num_layers: int, beta: float) -> int:
-    """Tokens kept in one layer, sinks and window included; over the layers the mean is the budget exactly.
+    """Tokens kept in one layer, sinks and window included; over the layers the mean is the plan's exactly.
 
     Selected tokens fall linearly, the mean layer's being `beta` times the last one's, which has one at least. Where the
     first would select more than the prompt has, it selects all, and the last ones have the rest.

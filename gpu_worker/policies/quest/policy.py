@@ -29,10 +29,9 @@ class Quest(RecallPolicy[QuestIndex]):
 
     page_size: tokens of a page; page p is of the positions from p * page_size on.
 
-    A token scores as its page does, so that whole pages are taken: their number is the budget's, rounded down, less
-    one, and what is left of the budget is the window, a page at least, as the paper always attends the last page. There
-    are no sinks. Of pages that tie the later goes first, whole. One page is cut, to its most recent tokens, where the
-    budget cannot be kept otherwise: when the open page, of which only a part has left the window, is among the best.
+    A token scores as its page does, so that whole pages are taken. The window has what they leave, a page at least, as
+    the paper always attends the last page. There are no sinks. Of pages that tie the later goes first, whole. One page
+    is cut, to its most recent tokens, when the open page, of which only a part has left the window, is among the best.
     """
 
     page_size: Annotated[int, Between(1, 4096)] = 16

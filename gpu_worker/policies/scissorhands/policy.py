@@ -46,17 +46,17 @@ class Scissorhands(ScoredPolicy):
     section 4).
 
     A token's counter is the number of recent queries whose weight on it was below 1/t, t the tokens that the query
-    sees; those with the largest counters are evicted first. Choice B-A1: no sinks, and the whole budget is met at once
-    when the prompt is prefilled.
+    sees; those with the largest counters are evicted first. Choice B-A1: no sinks, and a layer keeps B tokens as soon
+    as the prompt is prefilled.
 
     window_size: queries w that the counter looks back on. recent_ratio: the most recent tokens, as a share of the
-    prompt, that never go; cut to a quarter of a small budget.
+    prompt, that never go; at most a quarter of B.
 
-    While decoding, half a budget goes at once, every half budget of tokens, by counters of just the last w queries. The
-    next call is foreseen: queries before its window are not counted, and where w tokens take several calls, what is
-    counted by now is kept apart for each call whose window reaches back so far. A layer keeps B at prefill and
-    may grow to B + B/2 until the first such call, the decoded tokens on top of the budget as in every one-shot method;
-    that call and all later ones leave B - B/2, which refills to B, the token being decoded included.
+    While decoding, B/2 tokens go at once, every B/2 tokens, by counters of just the last w queries. The next call is
+    foreseen: queries before its window are not counted, and where w tokens take several calls, what is counted by now
+    is kept apart for each call whose window reaches back so far. A layer may grow to B + B/2 until the first such call,
+    the decoded tokens on top of B as in every one-shot method; that call and all later ones leave B - B/2, which
+    refills to B, the token being decoded included.
     """
 
     window_size: Annotated[int, Between(1, EVERY - 1)] = 400

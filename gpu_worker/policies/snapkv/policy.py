@@ -22,7 +22,7 @@ class SnapKV(ScoredPolicy):
 
     Nothing more is evicted while decoding.
 
-    window: last tokens of the prompt, whose queries vote; they are kept, and are at most half of the budget. kernel:
+    window: last tokens of the prompt, whose queries vote; they are kept, and are at most half of all kept. kernel:
     tokens that share a vote. pooling: "max" or "avg" of their votes.
     """
 
