@@ -78,7 +78,7 @@ class Calibration:
     def with_outliers(
         self, inner: RetainPolicy, options: Mapping[str, str], full_layers: int
     ) -> OutlierHeads:
-        """The policy beside the file's outlier heads. options: texts of the wrapper's fields. Raises ValueError.
+        """Wrap the policy with the file's outlier heads. options: texts of the wrapper's fields. Raises ValueError.
 
         The share is of all heads of the model; those in dense layers are whole anyway and count toward it, as the first
         layer does in the paper. `OutlierHeads` counts the layers behind them.
@@ -98,7 +98,7 @@ def write_calibration(
     """Write the file, or replace it in one step. about: for the reader. Raises ConfigError if it cannot be written."""
     tensors = {"outlier_scores": observation.outlier_scores, "skew": observation.skew}
     metadata = {**about, "format": FORMAT, **{name: str(value) for name, value in asdict(facts).items()}}
-    # beside it, so that no reader ever sees half a file
+    # under another name first, so that no reader ever sees half a file
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(

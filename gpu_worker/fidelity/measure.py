@@ -1,4 +1,4 @@
-"""Drives an engine through a job: dense attention first, then every policy beside it."""
+"""Drives an engine through a job: dense attention first, then every policy."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Answer:
 
 
 class Fidelity:
-    """Measures a job with an engine that nobody else drives."""
+    """Measures a job with an engine of its own."""
 
     def __init__(self, engine: Engine, job: Job, is_over: Callable[[], bool] = lambda: False) -> None:
         """is_over: asked before every group of documents, and of settings; nothing more is measured then."""

@@ -46,7 +46,7 @@ def _not_there() -> tuple[Tensor, Tensor]:
 
 
 def _none_fixed() -> tuple[Tensor, Tensor]:
-    raise LookupError("nobody said which keys are sinks and window")
+    raise LookupError("the keys of sinks and window were not given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """Copy a trained segment into the seat's index."""
 
     def load_bytes(self, num_keys: int) -> int:
-        """Most bytes that `load` uses on a GPU at one time beside its arguments, for a segment of so many keys of all
-        heads."""
+        """Most bytes that `load` uses on a GPU at one time for so many keys of all heads, without its arguments."""
         return 0
 
     # What leaves the window.
@@ -214,8 +213,8 @@ class RecallPolicy(Policy, Generic[IndexT]):
         return False
 
     def stand_in(self, index: IndexT, candidates: Candidates, selected: Tensor, rest: Rest) -> None:
-        """Write what is attended in place of the candidates beside `selected`, which `select` gave. On a GPU this runs
-        on a stream of its own, beside attention of what is selected."""
+        """Write what is attended in place of the candidates outside `selected`, which `select` gave. On a GPU this runs
+        on a side stream, while what is selected is attended."""
         raise NotImplementedError(f"{self.name} has nothing stand in")
 
     @abstractmethod

@@ -48,7 +48,7 @@ class SamplerState:
 
     @property
     def changes_logits(self) -> bool:
-        """Beside what its constraint rules out."""
+        """Return whether logits change, apart from what its constraint rules out."""
         return self.counts is not None or bool(self.params.logit_bias) or self.masks_end_tokens
 
     @property

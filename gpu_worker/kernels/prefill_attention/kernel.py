@@ -65,7 +65,7 @@ def plan_chunks(query: Tensor, rows: Tensor, scale: float) -> Iterator[None]:
         for num_keys in _units_up_to(num_rows - num_queries):
             _cudnn(piece, keys[:, :, :num_keys], values[:, :, :num_keys], scale)
             yield
-    # A past of so many units is so many pieces at most, beside the chunk's own; each number of them is compiled.
+    # A past of so many units is so many pieces at most, plus the chunk's own; each number of them is compiled.
     for num_pieces in range(2, (num_rows // UNIT).bit_length() + 2):
         log_sums = torch.zeros(num_pieces, query.shape[1], 1, device=query.device)
         join_pieces(log_sums, *[query[:1]] * num_pieces)

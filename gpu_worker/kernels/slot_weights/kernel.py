@@ -3,7 +3,7 @@
 `score_split`, grid (B * H_kv, splits): a program scores one split of the slots of a (sequence, KV head) for the whole
 group, which stands in one tile of at least 16 for `tl.dot`, and leaves the scores and, by query head, the log2 of the
 split's softmax sum in float32. `weigh`, grid (B * H_kv, tiles): a program joins the splits' sums and writes the mean
-weight of each of its slots. A key is read once; a score is 4 bytes beside the 256 of a key of 128 elements.
+weight of each of its slots. A key is read once; a score is 4 bytes, compared with the 256 of a key of 128 elements.
 """
 
 from __future__ import annotations

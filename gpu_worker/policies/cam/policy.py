@@ -31,7 +31,7 @@ class CaM(StreamingLLM):
     min(1, a_i / mean of a over the window), where a are the latest query's attention weights.
 
     num_sink: as for StreamingLLM. merge_size: m. window_size: the prompt's last queries, whose summed weights decide
-    for all of its tokens. seed: of the coins, besides a request's own at prefill.
+    for all of its tokens. seed: of the coins; a request's own is added at prefill.
 
     The prompt's tokens leave one by one in the order of their positions, as if they had been decoded: what one passes
     on holds what it was given by those that left before it. The share is 1/m also where the window is shorter than m.

@@ -38,7 +38,7 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     num_sink: first tokens, never clustered. tokens_per_cluster: of the prompt, C_0 = n / 80. window_size: generated
     tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering,
     "cosine", "l2" or "ip"; selection is by inner product with the centroid whatever it is. max_iterations: of K-means.
-    names_metric: the policy is called by its metric too, as `clusterkv+l2`, to be served beside one of another.
+    names_metric: the policy is called by its metric too, as `clusterkv+l2`, to be served along with one of another.
 
     The paper iterates until convergence. 10 iterations find 0.652 of the exact best, 20 find 0.655 (carrel-nano, 8K and
     16K tokens, n/10), in half of the time.

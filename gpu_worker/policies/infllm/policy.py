@@ -67,7 +67,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         num_sink = sink_tokens(self.num_sink, budget_tokens)
         rest = budget_tokens - num_sink
         wanted = (rest - int(rest * self.recent_ratio)) // self.block_size
-        # One block at least, where there is room for one.
+        # One block at least, where one fits.
         num_selected = min(max(1, wanted), rest // self.block_size) * self.block_size
         return split_budget(num_prompt_tokens, budget_tokens, num_sink, rest - num_selected)
 

@@ -51,8 +51,8 @@ class OutlierHeads(AllocationPolicy):
         return f"{self.inner.name}+outliers"
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
-        """Raises ValueError when sinks, window and one token more of every other head do not fit beside the outliers,
-        or an outlier's layer is not there."""
+        """Raises ValueError when sinks, window and one token more of every other head do not fit with the outliers, or
+        an outlier's layer is not there."""
         budgets = [self.inner.layer_budget(plan, one, num_layers) for one in range(num_layers)]
         if not plan.selects:
             return budgets[layer]

@@ -60,7 +60,7 @@ class PQCache(RecallPolicy[PQIndex]):
     and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
     normalize: a query head's weights sum to 1 over the "candidates", as in the paper, or over "all" that it attends,
     sinks, window and new token included, so that a head of which these have most has less to say; every candidate then
-    gets a score. names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside another's.
+    gets a score. names_metric: the policy is called by its metric too, `pqcache+ip`, to be served along with another's.
     """
 
     num_subvectors: Annotated[int, Between(1, 64)] = 2

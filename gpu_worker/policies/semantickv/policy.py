@@ -1,4 +1,4 @@
-"""SemanticKV: the prompt's queries of largest norm vote, beside the last ones, on what is kept."""
+"""SemanticKV: the prompt's queries of largest norm and its last ones vote on what is kept."""
 
 from __future__ import annotations
 

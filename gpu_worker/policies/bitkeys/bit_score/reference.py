@@ -22,7 +22,7 @@ LARGEST = 127
 NUM_SAMPLES = 512
 # A level is what is left of a weight's float32 without its low bits: 8 an octave, in seven bits. Of k tokens that are
 # taken of a group of G heads, whose weights sum to G, the lightest weighs G / k at most. Weights up to four times that
-# are told apart, and down to 2^-13 of it.
+# are distinguished, and down to 2^-13 of it.
 LEVEL_SHIFT = 20
 OCTAVE = 1 << 23 - LEVEL_SHIFT
 LEVELS_ABOVE = 2 * OCTAVE
