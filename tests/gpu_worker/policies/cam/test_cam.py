@@ -192,10 +192,3 @@ def test_what_is_kept_is_streaming_llms_and_repeats_under_a_seed(group_size: int
     assert torch.equal(retained.values, again.values)
     seeds = [policy.compress(replace(rows, seed=seed), plan, budget).values.float() for seed in range(8)]
     assert plan.num_recent < 2 or any(not torch.equal(values, seeds[0]) for values in seeds)
-
-
-def test_the_papers_defaults_at_a_long_prompt() -> None:
-    policy = CaM()
-    plan = policy.plan(10000, 2000)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (4, 1996, 0)
-    assert (policy.num_queries(plan), policy.recompression(plan)) == (32, None)

@@ -236,21 +236,6 @@ def test_a_gpu_scores_alike_and_nobody_waits_for_it(policy: ProtoKV) -> None:
     assert (found.first.cpu() / expected.first - 1).abs()[:, :-4].lt(1e-3).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("num_prompt", [3, 9, 17, 100, 4097])
-def test_a_plan_spends_the_budget_on_window_and_selection(num_prompt: int) -> None:
-    policy = ProtoKV()
-    for budget in [2, 7, 8, 9, 15, 16, 64, num_prompt - 1]:
-        plan = policy.plan(num_prompt, budget)
-        assert plan.selects == (budget < num_prompt)
-        if plan.num_selected is not None:
-            assert plan.num_sink == 0
-            assert plan.num_recent + plan.num_selected == budget
-            assert 1 <= plan.num_recent <= 8
-            assert plan.num_selected >= min(plan.num_recent, budget - 1)
-            assert policy.num_queries(plan) == plan.num_recent
-    assert policy.plan(4097, 64).num_recent == 8
-
-
 def test_the_widest_window_is_as_many_votes_as_can_be_added_up() -> None:
     widest = hyper_parameters(ProtoKV())["window"].rule
     assert isinstance(widest, Between)
