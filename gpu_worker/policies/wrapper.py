@@ -36,7 +36,3 @@ class AllocationPolicy(RetainPolicy):
 
     # By its own `keep`.
     compress = RetainPolicy.compress
-
-    # The type checker wants to see what is abstract.
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return self.inner.plan(num_prompt_tokens, budget_tokens)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.attention import Rest
-from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.bitkeys.bit_rest import bit_rest, fit_values
 from gpu_worker.policies.bitkeys.bit_score import bit_score
 from gpu_worker.policies.bitkeys.bit_select import bit_select
@@ -63,8 +63,8 @@ class BitKeys(RecallPolicy[BitIndex]):
     name = "bitkeys"
     needs_index_here = False
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> BitIndex:
         length, head_dim = padded_length(shape.max_model_len), shape.head_dim

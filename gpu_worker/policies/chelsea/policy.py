@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, StepAttention, StepQueries, split_by_number
+from gpu_worker.policies.base import Plan, StepAttention, StepQueries
 from gpu_worker.policies.chelsea.soft_matching import WeightedRows, merge_rows, num_matches
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.retain import KeptStep, LayerRows, Recompression, Retained, RetainPolicy
@@ -48,9 +48,8 @@ class Chelsea(RetainPolicy):
     def name(self) -> str:
         return "chelsea" + "+unchunked" * (not self.chunked)
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        plan = split_by_number(num_prompt_tokens, budget_tokens, self.num_sink, self.num_recent)
-        return replace(plan, has_means=True)
+    def split(self, plan: Plan) -> Plan:
+        return replace(plan.split_by_number(self.num_sink, self.num_recent), has_means=True)
 
     def recompression(self, plan: Plan) -> Recompression | None:
         return Recompression(self.interval_tokens, together=True) if plan.selects else None

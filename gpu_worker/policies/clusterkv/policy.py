@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import cluster_sizes, lloyd, sort_members
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens, Tokens
 from gpu_worker.policies.recall import Candidates, IndexJob, RecallPolicy, TrainedSegment
@@ -64,10 +64,9 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     def name(self) -> str:
         return "clusterkv" + f"+{self.metric}" * self.names_metric
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        plan = split_budget(num_prompt_tokens, budget_tokens, num_sink)
-        if not plan.selects or num_prompt_tokens - num_sink < self.tokens_per_cluster:
+    def split(self, plan: Plan) -> Plan:
+        plan = plan.split(plan.sinks(self.num_sink))
+        if not plan.selects or plan.num_prompt_tokens - plan.num_sink < self.tokens_per_cluster:
             return plan.attending_all()
         return replace(plan, window_extra=True)
 

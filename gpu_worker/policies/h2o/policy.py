@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, StepAttention, split_by_ratio
+from gpu_worker.policies.base import Plan, StepAttention
 from gpu_worker.policies.hyper_parameters import SplitShare, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import Evicted, KeptStep, LayerRows, Observing, StepSlots
@@ -34,8 +34,8 @@ class H2O(ScoredPolicy):
     name = "h2o"
     evicts = True
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens
@@ -73,6 +73,7 @@ class H2OCompensated(H2O):
 
     name = "h2o_c"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        raised = budget_tokens + max(0, num_prompt_tokens - self.num_sink) // COMPENSATION
-        return super(H2OCompensated, self).plan(num_prompt_tokens, raised)
+    def split(self, plan: Plan) -> Plan:
+        more = max(0, plan.num_prompt_tokens - self.num_sink) // COMPENSATION
+        raised = Plan.unsplit(plan.num_prompt_tokens, plan.num_kept + more)
+        return super(H2OCompensated, self).split(raised)

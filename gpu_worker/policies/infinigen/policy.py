@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gpu_worker.errors import ConfigError
-from gpu_worker.policies.base import CacheShape, Plan, split_budget
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Share
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
@@ -46,8 +46,8 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
 
     name = "infinigen"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return split_budget(num_prompt_tokens, budget_tokens)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split()
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0

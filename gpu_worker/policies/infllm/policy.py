@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan, PromptAttention
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, SplitShare, Switch, Tokens
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
@@ -63,13 +63,13 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     def name(self) -> str:
         return "infllm" + "+sparse" * self.sparse_prefill
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        rest = budget_tokens - num_sink
+    def split(self, plan: Plan) -> Plan:
+        num_sink = plan.sinks(self.num_sink)
+        rest = plan.num_kept - num_sink
         wanted = (rest - int(rest * self.recent_ratio)) // self.block_size
         # One block at least, where one fits.
         num_selected = min(max(1, wanted), rest // self.block_size) * self.block_size
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, rest - num_selected)
+        return plan.split(num_sink, rest - num_selected)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.top_k import outside
-from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import SplitShare, SplitTokens
 from gpu_worker.policies.recall import Candidates, RecallPolicy
 
@@ -25,9 +25,8 @@ class Oracle(RecallPolicy[None]):
 
     name = "oracle"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        plan = split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
-        return replace(plan, all_resident=True)
+    def split(self, plan: Plan) -> Plan:
+        return replace(plan.split_by_ratio(self.num_sink, self.recent_ratio), all_resident=True)
 
     def allocate(self, shape: CacheShape) -> None:
         return None

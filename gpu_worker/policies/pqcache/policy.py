@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import lloyd
-from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Between, Iterations, OneOf, SplitShare, SplitTokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign, pq_score
@@ -79,9 +79,9 @@ class PQCache(RecallPolicy[PQIndex]):
     def name(self) -> str:
         return "pqcache" + f"+{self.metric}" * self.names_metric
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        plan = split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
-        num_candidates = num_prompt_tokens - plan.num_sink - plan.num_recent
+    def split(self, plan: Plan) -> Plan:
+        plan = plan.split_by_ratio(self.num_sink, self.recent_ratio)
+        num_candidates = plan.num_prompt_tokens - plan.num_sink - plan.num_recent
         return plan if num_candidates >= 2**self.num_bits else plan.attending_all()
 
     def allocate(self, shape: CacheShape) -> PQIndex:

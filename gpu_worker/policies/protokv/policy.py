@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.kmeans import assign_points
 from gpu_worker.kernels.top_k import top_k
-from gpu_worker.policies.base import Plan, split_by_number
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
@@ -52,8 +52,8 @@ class ProtoKV(ScoredPolicy):
         if not (self.chunk_prototypes or self.hash_prototypes):
             raise ValueError("chunk_prototypes and hash_prototypes are both False: leave at least one True")
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return split_by_number(num_prompt_tokens, budget_tokens, 0, self.window)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_number(0, self.window)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_recent if plan.selects else 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, split_budget
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Between
 from gpu_worker.policies.quest.page_bound import page_bound
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
@@ -38,9 +38,9 @@ class Quest(RecallPolicy[QuestIndex]):
 
     name = "quest"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_recent = budget_tokens - max(0, budget_tokens // self.page_size - 1) * self.page_size
-        return split_budget(num_prompt_tokens, budget_tokens, 0, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        num_pages = max(0, plan.num_kept // self.page_size - 1)
+        return plan.split(num_recent=plan.num_kept - num_pages * self.page_size)
 
     def allocate(self, shape: CacheShape) -> QuestIndex:
         num_pages = -(-shape.max_model_len // self.page_size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpu_worker.policies.base import Plan, StepAttention, split_budget
+from gpu_worker.policies.base import Plan, StepAttention
 from gpu_worker.policies.hyper_parameters import Between, SplitShare
 from gpu_worker.policies.observed import group_mean, weight_tiles
 from gpu_worker.policies.retain import KeptStep, LayerRows, Observing, Recompression, Retained
@@ -64,9 +64,9 @@ class Scissorhands(ScoredPolicy):
 
     name = "scissorhands"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_recent = min(int(num_prompt_tokens * self.recent_ratio), budget_tokens // 4)
-        return split_budget(num_prompt_tokens, budget_tokens, num_recent=num_recent)
+    def split(self, plan: Plan) -> Plan:
+        wanted = int(plan.num_prompt_tokens * self.recent_ratio)
+        return plan.split(num_recent=min(wanted, plan.num_kept // 4))
 
     def num_queries(self, plan: Plan) -> int:
         return min(self.window_size, plan.num_prompt_tokens)

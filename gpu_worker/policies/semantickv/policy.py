@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d, pad
 
 from gpu_worker.kernels.best_rows import best_rows
-from gpu_worker.policies.base import Plan, split_by_number
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Between, Share, Tokens
 from gpu_worker.policies.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain import LayerRows
@@ -55,10 +55,9 @@ class SemanticKV(ScoredPolicy):
         )
         return "".join(("semantickv", *parts))
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = self.num_sink * self.reserve_sinks
-        num_recent = self._num_recent_voters(num_prompt_tokens) * self.reserve_recent
-        return split_by_number(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        num_recent = self._num_recent_voters(plan.num_prompt_tokens) * self.reserve_recent
+        return plan.split_by_number(self.num_sink * self.reserve_sinks, num_recent)
 
     def num_queries(self, plan: Plan) -> int:
         # A query of large norm may be anywhere in the prompt.

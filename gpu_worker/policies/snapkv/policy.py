@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, split_by_number
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
@@ -32,9 +32,9 @@ class SnapKV(ScoredPolicy):
 
     name = "snapkv"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        plan = split_by_number(num_prompt_tokens, budget_tokens, 0, self.window)
-        return plan if num_prompt_tokens > plan.num_recent + 1 else plan.attending_all()
+    def split(self, plan: Plan) -> Plan:
+        plan = plan.split_by_number(0, self.window)
+        return plan if plan.num_prompt_tokens > plan.num_recent + 1 else plan.attending_all()
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_recent if plan.selects else 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Between, SplitShare, SplitTokens
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
@@ -39,8 +39,8 @@ class SparQ(RecallPolicy[SparQIndex]):
 
     name = "sparq"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> SparQIndex:
         return SparQIndex(shape.seated(shape.head_dim, shape.max_model_len, dtype=shape.dtype))

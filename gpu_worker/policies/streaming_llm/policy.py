@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Tokens
 from gpu_worker.policies.retain import Evicted, LayerRows, StepSlots
 from gpu_worker.policies.scored import ScoredPolicy, Scores
@@ -24,9 +24,8 @@ class StreamingLLM(ScoredPolicy):
     name = "streaming_llm"
     evicts = True
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, budget_tokens - num_sink)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, 1.0)
 
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
         return Scores(torch.zeros_like(rows.positions, dtype=torch.float32))

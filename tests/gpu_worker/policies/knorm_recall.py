@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, split_by_ratio
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 from gpu_worker.policies.rounding import rounded
 
@@ -31,8 +31,8 @@ class KnormRecall(RecallPolicy[NormIndex]):
 
     name = "knorm_recall"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return split_by_ratio(num_prompt_tokens, budget_tokens, self.num_sink, self.recent_ratio)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> NormIndex:
         return NormIndex(shape.seated(shape.max_model_len, dtype=torch.float32))

@@ -37,7 +37,7 @@ def test_what_a_wrapper_does_not_define_is_its_inner_policys(case: str) -> None:
     arguments: tuple[Any, ...] = (frozenset(), 2) if wrapper is OutlierHeads else ()
     policy: Any = wrapper(Everything(), *arguments)
     found = {name for name in HOOKS if getattr(policy, name) != name}
-    assert found - {"evicts"} == own | {"plan", "compress", "recompression"}
+    assert found - {"evicts"} == own | {"compress", "recompression"}
     assert policy.evicts is False
 
 
