@@ -175,7 +175,7 @@ class Policy(ABC):
 
     def split(self, plan: Plan) -> Plan:
         """Take sinks and window from an unsplit plan."""
-        raise NotImplementedError(f"{self.name} says neither how it plans nor how it splits a plan")
+        raise NotImplementedError(f"{self.name} must define `split`")
 
     def num_queries(self, plan: Plan) -> int:
         """How many of the prompt's last queries the policy reads of every prefilled layer."""

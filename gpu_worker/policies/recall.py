@@ -173,7 +173,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
 
         keys: [H, T, d] of the job's tokens, of any float type; H may be the heads of several layers. The same keys, job
         and seed give the same arrays, as `load` takes them but for the first dimension."""
-        raise NotImplementedError(f"{self.name} gives no jobs")
+        raise NotImplementedError(f"{self.name} must define `train`")
 
     def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
         """Most bytes that `train` has on a GPU at one time, the keys left out and the arrays included. keys: on the

@@ -236,7 +236,7 @@ class RetainPolicy(Policy):
     def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         """Keep `plan.num_kept` tokens for each KV head, the mean over the heads exactly. The rows are never fewer than
         that. plan: the layer's."""
-        raise NotImplementedError(f"{self.name} says neither how it compresses nor what it keeps")
+        raise NotImplementedError(f"{self.name} must define `keep`")
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget.
