@@ -17,7 +17,7 @@ SAMPLES = [list(random_prompt(230, 0)), list(random_prompt(150, 1)), list(random
 
 
 def progress(done: int, total: int) -> None:
-    """Nobody looks."""
+    """Ignore progress."""
 
 
 @torch.inference_mode()
@@ -75,9 +75,9 @@ def test_the_skew_is_that_of_all_samples_together() -> None:
 
 
 def test_progress_counts_the_layers_of_all_samples() -> None:
-    told: list[tuple[int, int]] = []
-    observe(make_model().decoder, SAMPLES[:2], 0.8, lambda done, total: told.append((done, total)))
-    assert told == [(done, 2 * NUM_LAYERS) for done in range(2 * NUM_LAYERS + 1)]
+    seen: list[tuple[int, int]] = []
+    observe(make_model().decoder, SAMPLES[:2], 0.8, lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 2 * NUM_LAYERS) for done in range(2 * NUM_LAYERS + 1)]
 
 
 def test_a_model_that_overflows_is_refused() -> None:
