@@ -16,10 +16,10 @@ from carrel.process.logs import log_to_stderr
 from carrel.process.version import version
 from gpu_worker.__main__ import EXIT_UNUSABLE, available_cores
 from gpu_worker.calibration import ModelFacts, Observation, observe, write_calibration
+from gpu_worker.calibration.observe import most_outlying
 from gpu_worker.config import Dtype, find_device, find_dtype
 from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.models import LoadedModel, load_model
-from gpu_worker.policies.outlier_heads.scan import most_outlying
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,13 +12,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gpu_worker.calibration.observe import Observation
+from gpu_worker.calibration.observe import Observation, most_outlying
 from gpu_worker.errors import ConfigError
 from gpu_worker.models import ModelConfig
 from gpu_worker.policies.hyper_parameters import with_options
 from gpu_worker.policies.infinigen.policy import InfiniGen
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
-from gpu_worker.policies.outlier_heads.scan import most_outlying
 from gpu_worker.policies.retain import RetainPolicy
 
 FORMAT = "carrel calibration 1"
@@ -27,7 +26,7 @@ REMEDY = "make it again with `carrel calibrate`"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the calibrated and the served model must have in common."""
+    """The sizes that the calibrated and the served model must have in common."""
 
     model_type: str
     num_layers: int
@@ -79,7 +78,7 @@ class Calibration:
     def with_outliers(
         self, inner: RetainPolicy, options: Mapping[str, str], full_layers: int
     ) -> OutlierHeads:
-        """The policy beside the file's outlier heads. options: texts of the wrapper's fields. Raises ValueError.
+        """Wrap the policy with the file's outlier heads. options: texts of the wrapper's fields. Raises ValueError.
 
         The share is of all heads of the model; those in dense layers are whole anyway and count toward it, as the first
         layer does in the paper. `OutlierHeads` counts the layers behind them.
@@ -99,7 +98,7 @@ def write_calibration(
     """Write the file, or replace it in one step. about: for the reader. Raises ConfigError if it cannot be written."""
     tensors = {"outlier_scores": observation.outlier_scores, "skew": observation.skew}
     metadata = {**about, "format": FORMAT, **{name: str(value) for name, value in asdict(facts).items()}}
-    # beside it, so that no reader ever sees half a file
+    # under another name first, so that no reader ever sees half a file
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_bytes(

@@ -1,4 +1,4 @@
-"""What is to be measured, as a file says it."""
+"""The job of a measurement, as a file gives it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Job:
     """documents: token ids, of which the last `num_forced` go through decode steps. settings: compared with `full`,
-    which is not among them. num_generated: tokens that are generated from each document's context besides.
+    which is not among them. num_generated: tokens that are generated from each document's context too.
     num_together: documents side by side; of each the logits of every forced token are kept. measured: places of
     documents of which the attention outputs are compared too, which slows every step."""
 

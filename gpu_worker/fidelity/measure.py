@@ -1,4 +1,4 @@
-"""Drives an engine through a job: dense attention first, then every policy beside it."""
+"""Drives an engine through a job: dense attention first, then every policy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpu_worker.errors import WorkerError
-from gpu_worker.fidelity.errors import OutputErrors
 from gpu_worker.fidelity.job import FULL, Job, Setting
-from gpu_worker.fidelity.scores import Lane, Scores
+from gpu_worker.fidelity.scores import Lane, OutputErrors, Scores
 from gpu_worker.records import (
     Budget,
     CompleteEvent,
@@ -30,7 +29,7 @@ DENSE = Setting(FULL, Budget(share=1.0))
 class Measured:
     """One document under one setting. nll, kl: means over its forced tokens, in nats. agreement: share of them where
     the best token is that of dense attention. same_tokens: generated before the first that differs. attended: mean
-    tokens of a KV head, layer and step, its window beyond the budget included. device_bytes, host_bytes: of its keys
+    tokens of a KV head, layer and step, ClusterKV's window included. device_bytes, host_bytes: of its keys
     and values at the end. attention_mass, best_recall: as in a request's usage. output_errors: |o - e| / |e| by layer
     and query head, o its output and e that of exact attention over its own keys and values, mean over steps; these
     three None where the document is not measured, and for what is dense or keeps means. error: why there is nothing
@@ -77,7 +76,7 @@ class _Answer:
 
 
 class Fidelity:
-    """Measures a job with an engine that nobody else drives."""
+    """Measures a job with an engine of its own."""
 
     def __init__(self, worker: Assembled, job: Job, is_over: Callable[[], bool] = lambda: False) -> None:
         """is_over: asked before every group of documents, and of settings; nothing more is measured then."""
@@ -90,7 +89,7 @@ class Fidelity:
         self._checked_at = time.monotonic()
 
     def run(self) -> Iterator[list[Measured]]:
-        """What was measured of some documents, under dense attention first, then under a setting at a time."""
+        """Measure some documents, under dense attention first, then under each setting in turn."""
         job = self._job
         for begin in range(0, len(job.documents), job.num_together):
             indexes = range(begin, min(begin + job.num_together, len(job.documents)))

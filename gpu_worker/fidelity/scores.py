@@ -1,13 +1,14 @@
-"""Scores of forced tokens, gathered on the device step by step."""
+"""Scores of forced tokens and output errors of measured requests, gathered on the device step by step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gpu_worker.runner.steps.decode import StepResult
+from gpu_worker.state.sequence import Sequence
 
 # What is kept of a forced token.
 NLL, KL, SAME = range(3)
@@ -34,9 +35,12 @@ class Lane:
 
 
 class Scores:
-    """Of `num_lanes` requests and `num_slots` predictions each: the negative log likelihood of the forced token, in
-    nats, the Kullback-Leibler divergence of the prediction from that of dense attention, in nats, and whether both have
-    the same best token. float64 [lanes, slots, 3] on `device`; references float32 [documents, slots, vocab]."""
+    """Scores of `num_lanes` requests with `num_slots` predictions each: float64 [lanes, slots, 3] on `device`.
+
+    They are the negative log likelihood of the forced token, in nats, the Kullback-Leibler divergence of the prediction
+    from that of dense attention, in nats, and whether both have the same best token. References are float32
+    [documents, slots, vocab].
+    """
 
     def __init__(
         self, num_lanes: int, num_documents: int, num_slots: int, vocab_size: int, device: torch.device
@@ -74,6 +78,38 @@ class Scores:
         self._values[place, slot] = torch.stack([nll, divergence, same], dim=1).double()
 
     def means(self, place: int) -> tuple[float, float, float] | None:
-        """Of a lane; None where one of its predictions is missing or not finite."""
+        """Return a lane's means; None where one of its predictions is missing or not finite."""
         nll, divergence, same = self._values[place].mean(0).tolist()
         return (nll, divergence, same) if nll == nll and divergence == divergence else None
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A request's errors in one layer, summed over steps: float64 [H_q]."""
+
+    errors: Tensor
+    num_steps: int = 0
+
+
+@dataclass(slots=True)
+class OutputErrors:
+    """By request and layer: how far each query head's output was from exact attention, as `Probe.watch` tells it."""
+
+    _sums: dict[str, dict[int, _Sum]] = field(default_factory=dict)
+
+    def note(self, sequence: Sequence, layers: range, errors: Tensor) -> None:
+        """errors: float32 [L, H_q]."""
+        of_request = self._sums.setdefault(sequence.sequence_id, {})
+        for layer, row in zip(layers, errors.double(), strict=True):
+            of_layer = of_request.setdefault(layer, _Sum(torch.zeros_like(row)))
+            of_layer.errors += row
+            of_layer.num_steps += 1
+
+    def take(self, request_id: str) -> tuple[tuple[float, ...], ...] | None:
+        """Means over the steps of a request, by layer and query head, of layers that are not dense; None for one that
+        was not measured. Asked once: they are forgotten then."""
+        sums = self._sums.pop(request_id, None)
+        if sums is None:
+            return None
+        means = torch.stack([sums[layer].errors / sums[layer].num_steps for layer in sorted(sums)])
+        return tuple(map(tuple, means.tolist()))

@@ -1,4 +1,4 @@
-"""What an answer must be: grammars, the tokens that they allow next, and the vocabulary that these are of."""
+"""Constraints on an answer: grammars, the tokens that they allow next, and the vocabulary of these tokens."""
 
 from gpu_worker.grammar.grammars import Grammars
 

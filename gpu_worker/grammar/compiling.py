@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from carrel.process.request_limits import JSON_WHITE_SPACE
 from gpu_worker.grammar.number_bounds import NumberTokens
-from gpu_worker.grammar.reasons import reason_of
 from gpu_worker.grammar.vocabulary import read_vocabulary
 from gpu_worker.records import Grammar, GrammarKind
 
 JSON_OPTIONS = {"whitespace_pattern": JSON_WHITE_SPACE}
 # Of memory some 100 MB.
 LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
+
+MOST_CHARS = 300
+_IN_SCHEMA = re.compile(r"(?s)^.*?failed to compile JSON schema: (.*?)(\n *\d+ \| .*)?$")
+# what llguidance says, and what it means
+MEANINGS = {
+    "NoExtensionBias": "no text is of it; a rule or $ref that leads back to itself needs another way to end, too",
+    "Too many items": "its rules come again and again without an end; give each repetition one, and write what "
+    "belongs together as one regular expression",
+    "too many states": "there are too many ways to read it; repeat less, or fewer different things at once",
+    "too many expressions": "it is too large; bound its repetitions by smaller numbers",
+}
 
 
 class GrammarError(ValueError):
@@ -65,3 +76,11 @@ class Compiler:
                     return str(self.library.grammar_from("grammar", grammar.text))
         except (ValueError, RecursionError) as error:
             raise GrammarError(reason_of(error)) from error
+
+
+def reason_of(error: object) -> str:
+    """Shorten an error of llguidance to one line without a full stop, of `MOST_CHARS` at most."""
+    # of a schema within a grammar the reason alone: its place is in text that the request's author did not write
+    text = _IN_SCHEMA.sub(r"\1", str(error))
+    meanings = (meaning for words, meaning in MEANINGS.items() if words in text)
+    return next(meanings, " ".join(text.removesuffix("<non-verbose/>").split())[:MOST_CHARS])

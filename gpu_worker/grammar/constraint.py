@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.errors import RequestError
+from gpu_worker.grammar.compiling import reason_of
 from gpu_worker.grammar.number_bounds import NumberBound
-from gpu_worker.grammar.reasons import reason_of
 
-# Of masks, above which they are computed beside the steps: a decode step takes some ten times as long, at least.
+# Of masks, above which they are computed on a side thread: a decode step takes some ten times as long, at least.
 SLOW_SECONDS = 1e-3
 # Of the newest mask, in the mean of how long they take.
 NEWEST_SHARE = 0.2
@@ -40,7 +40,7 @@ class GrammarConstraint:
         executor: Executor,
         numbers: NumberBound | None = None,
     ) -> None:
-        """matcher: llguidance's, at the beginning of an answer, of nobody else. vocabulary: its LLTokenizer. param: the
+        """matcher: llguidance's, of this answer only, at its beginning. vocabulary: its LLTokenizer. param: the
         request's field, for errors. executor: for masks that take long; the first is computed here. numbers: of a
         grammar of JSON."""
         self._matcher = matcher
@@ -65,7 +65,7 @@ class GrammarConstraint:
 
     def take(self, token_id: int) -> None:
         if self._mask is not None:
-            # nobody may touch the matcher meanwhile
+            # until then the matcher may not be touched
             wait([self._mask])
         if not self._matcher.consume_token(token_id):
             raise self._error()

@@ -42,12 +42,12 @@ class Grammars:
         self._masks = ReadyThreads(NUM_THREADS, "masks")
 
     def prepare(self) -> None:
-        """Load what all grammars need, where it is there. To be called before anybody is served: that stops all threads
+        """Load what all grammars need, where it is there. To be called before the first request: that stops all threads
         for a second, where the vocabulary is large."""
         try:
             self._queue.submit(self._load, "").result()
         except RequestError:
-            # who asks for a grammar is told
+            # a request with a grammar gets the error
             return
 
     def compile(self, grammar: Grammar) -> Future[GrammarConstraint]:

@@ -24,7 +24,7 @@ _Words = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class NumberTokens:
-    """Of one vocabulary the tokens that begin with a digit, with 0, and with what may come in a number or behind it:
+    """The tokens of a vocabulary that begin with a digit, with 0, and with what may come in a number or behind it:
     masks [ceil(num_tokens / 32)], token t is bit t % 32 of word t // 32."""
 
     digits: _Words
@@ -39,7 +39,7 @@ class NumberTokens:
 
 
 class NumberBound:
-    """Of one answer, held to a grammar of JSON."""
+    """The bound on the numbers of one answer that a JSON grammar constrains."""
 
     def __init__(self, tokens: NumberTokens) -> None:
         self._tokens = tokens

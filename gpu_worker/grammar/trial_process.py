@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gpu_worker.grammar.compiling import Compiler, GrammarError
-from gpu_worker.grammar.reasons import reason_of
+from gpu_worker.grammar.compiling import Compiler, GrammarError, reason_of
 from gpu_worker.records import Grammar, GrammarKind
 
 # Of the thread that tries: less than any of a worker's has.

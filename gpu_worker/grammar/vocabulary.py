@@ -19,7 +19,7 @@ class VocabularyError(ValueError):
 
 
 class _Tokens:
-    """What llguidance reads of a tokenizer."""
+    """The tokens of a tokenizer, as llguidance reads them."""
 
     bos_token_id = None
 

@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 def by_device(reference: Callable[Params, Result], module: str = "kernel") -> Callable[Params, Result]:
-    """A function that calls `reference` where its first argument lies on the CPU, else what `module`, which stands
-    beside the reference's module, has by that name.
+    """A function that calls `reference` where its first argument lies on the CPU, else what `module`, in the
+    reference's package, has by that name.
 
     Both have the same signature. The first argument is a tensor, or a record of tensors with `device`. The module,
     which needs Triton, is imported at the first call on a GPU: a CPU needs no Triton.

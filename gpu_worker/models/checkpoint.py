@@ -17,7 +17,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _ADAPTER = "adapter_model.safetensors"
-# The same weights in another format, which some repositories have beside the files.
+# The same weights in another format, which some repositories have along with the files.
 _COPIES = "consolidated*"
 _MAX_SHOWN = 5
 

@@ -44,7 +44,7 @@ class ConfigFields:
         return cls(values, str(path))
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is there and not null."""
         return self._values.get(name) is not None
 
     def items(self) -> tuple[tuple[str, object], ...]:

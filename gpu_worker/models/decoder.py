@@ -53,7 +53,7 @@ class Decoder(torch.nn.Module):
 
     @property
     def row_format(self) -> RowFormat:
-        """Of the rows that `project_qkv` fills."""
+        """The format of the rows that `project_qkv` fills."""
         return row_format(self.config.head_dim, self.dtype)
 
     @property

@@ -1,4 +1,4 @@
-"""Model families by `model_type`: each reads its config.json. To add one: a file beside this, and a line here."""
+"""Model families by `model_type`: each reads its config.json. To add one: a file in this folder, and a line here."""
 
 from __future__ import annotations
 

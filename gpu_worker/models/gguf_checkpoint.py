@@ -41,7 +41,7 @@ _LAYER_NAMES = {
 
 
 class GGUFCheckpoint:
-    """What `Checkpoint` is for a directory: the same tensors by the same names. All failures are ModelError."""
+    """A checkpoint in one GGUF file: the tensors of `Checkpoint` by the same names. All failures are ModelError."""
 
     def __init__(self, head: GGUFHead, config: ModelConfig) -> None:
         self._head = head
@@ -86,7 +86,7 @@ class GGUFCheckpoint:
                 yield name, tensor if num_heads is None else half_by_half(tensor, num_heads)
 
     def frequency_factors(self) -> tuple[float, ...]:
-        """What RoPE's frequencies are divided by, one for each; () where the file has none."""
+        """Return the divisors of RoPE's frequencies, one for each; () where the file has none."""
         place = self._head.tensors.get(FREQUENCIES)
         if place is None:
             return ()

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, by the names of config.json: the families read both alike."""
+"""A GGUF file's facts about its model, by the names of config.json: the families read both alike."""
 
 from __future__ import annotations
 

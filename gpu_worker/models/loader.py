@@ -57,7 +57,7 @@ def load_model(
     download_dir: str | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model's weights onto `device`; at most one checkpoint tensor is held beside them, and an embedding and a
+    """Load a model's weights onto `device`; at most one checkpoint tensor is held at a time, and an embedding and a
     head that are compared.
 
     `dtype` None means the one config.json names, or float32; of a GGUF file that of its matrices, or bfloat16 where
@@ -178,7 +178,7 @@ def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> 
     try:
         return Decoder(config, device, dtype)
     except RuntimeError as exc:
-        raise ModelError(f"no room for the weights on {device} in {dtype}: {exc}") from exc
+        raise ModelError(f"no memory for the weights on {device} in {dtype}: {exc}") from exc
 
 
 def _fill(decoder: Decoder, checkpoint: Checkpoint | GGUFCheckpoint, progress: Progress | None) -> None:

@@ -141,7 +141,7 @@ def _max_model_len(rope: RopeSpec, max_position_embeddings: int) -> int:
 def _read_rope(
     fields: ConfigFields, head_dim: int, max_positions: int, interleaved: bool, partial_rotary_factor: float
 ) -> RopeSpec:
-    # transformers 5 writes rope_parameters; before, rope_scaling with rope_theta beside it
+    # transformers 5 writes rope_parameters; before, rope_scaling with rope_theta next to it
     settings = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
     rope_type = settings.choice("rope_type" if settings.has("rope_type") else "type", ROPE_TYPES, "default")
     for name, value in settings.items():

@@ -84,11 +84,45 @@ class Plan:
     def selects(self) -> bool:
         return self.num_selected is not None
 
+    @property
+    def num_kept(self) -> int:
+        """Tokens kept by each head: sinks, window and what is selected."""
+        return self.num_sink + self.num_recent + (self.num_selected or 0)
+
+    @classmethod
+    def unsplit(cls, num_prompt_tokens: int, budget_tokens: int) -> Plan:
+        """A plan without sinks and window yet: all that is kept is selected."""
+        return cls(num_prompt_tokens, budget_tokens, 0, 0, budget_tokens)
+
+    def sinks(self, default: int) -> int:
+        """Return a method's sinks, cut to a quarter of what is kept and never below one token."""
+        return min(default, max(1, self.num_kept // 4))
+
+    def split(self, num_sink: int = 0, num_recent: int = 0) -> Plan:
+        """Take sinks and window from what is selected; attend all of a prompt that is kept whole."""
+        if self.num_kept >= self.num_prompt_tokens:
+            return attend_all(self.num_prompt_tokens, self.budget_tokens, num_sink, num_recent)
+        num_selected = self.num_kept - num_sink - num_recent
+        return replace(self, num_sink=num_sink, num_recent=num_recent, num_selected=num_selected)
+
+    def split_by_number(self, num_sink: int, num_recent: int) -> Plan:
+        """`split` for so many sinks and so long a window, cut to half of what the sinks leave."""
+        num_sink = self.sinks(num_sink)
+        return self.split(num_sink, min(num_recent, (self.num_kept - num_sink) // 2))
+
+    def split_by_ratio(self, num_sink: int, recent_ratio: float) -> Plan:
+        """`split` for so many sinks and a window that takes `recent_ratio` of what they leave."""
+        num_sink = self.sinks(num_sink)
+        return self.split(num_sink, int((self.num_kept - num_sink) * recent_ratio))
+
+    def attending_all(self) -> Plan:
+        """The same where nothing is selected."""
+        return replace(self, num_selected=None)
+
     def of_layer(self, budget: int) -> Plan:
-        """The plan of a layer whose heads keep so many tokens each on average. Sinks and window stay the same; a
-        budget too small for them keeps only these."""
-        num_selected = max(0, budget - self.num_sink - self.num_recent)
-        return replace(self, budget_tokens=budget, num_selected=num_selected)
+        """The plan of a layer whose heads keep so many tokens each on average. Sinks, window and the request's budget
+        stay the same; a layer's budget too small for sinks and window keeps only these."""
+        return replace(self, num_selected=max(0, budget - self.num_sink - self.num_recent))
 
 
 class PromptAttention(ABC):
@@ -135,9 +169,13 @@ class Policy(ABC):
     def name(self) -> str:
         """The name that requests use."""
 
-    @abstractmethod
     def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
         """Split a budget (sinks and window included) for a prompt of this length."""
+        return self.split(Plan.unsplit(num_prompt_tokens, budget_tokens))
+
+    def split(self, plan: Plan) -> Plan:
+        """Take sinks and window from an unsplit plan."""
+        raise NotImplementedError(f"{self.name} must define `split`")
 
     def num_queries(self, plan: Plan) -> int:
         """How many of the prompt's last queries the policy reads of every prefilled layer."""
@@ -164,19 +202,6 @@ def attend_all(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_re
     """The plan of a prompt that its budget covers, or that is too short to be selected from."""
     num_sink = min(num_sink, num_prompt_tokens)
     return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected=None)
-
-
-def sink_tokens(default: int, budget_tokens: int) -> int:
-    """A method's sinks, cut to a quarter of a small budget and never below one token."""
-    return min(default, max(1, budget_tokens // 4))
-
-
-def split_budget(num_prompt_tokens: int, budget_tokens: int, num_sink: int, num_recent: int) -> Plan:
-    """Sinks, window, and the rest of the budget for what is selected; all of a prompt that the budget covers."""
-    if budget_tokens >= num_prompt_tokens:
-        return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-    num_selected = budget_tokens - num_sink - num_recent
-    return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
 
 
 def without_index(policy: Policy) -> str:

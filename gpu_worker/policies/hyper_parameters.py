@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from gpu_worker.policies.base import Policy
@@ -12,55 +12,38 @@ if TYPE_CHECKING:
 PolicyT = TypeVar("PolicyT", bound="Policy")
 
 
-class Rule(Protocol):
-    """What a value may be; its text is for a user."""
-
-    def read(self, kind: type, text: str) -> object:
-        """Raises ValueError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Numbers from `low` to `high`."""
+    """Numbers from `low` to `high`. is_odd: only odd ones."""
 
     low: float
     high: float
+    is_odd: bool = False
 
     def read(self, kind: type, text: str) -> object:
         value = kind(text)
         # the negated form also refuses NaN
-        if not self.low <= value <= self.high:
+        if not self.low <= value <= self.high or (self.is_odd and value % 2 == 0):
             raise ValueError(f"{text} is out of range")
         return value
 
     def __str__(self) -> str:
-        return f"{self.low} to {self.high}"
+        return f"{'an odd number, ' * self.is_odd}{self.low} to {self.high}"
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """These words."""
+    """These words; a switch is `on` or `off`."""
 
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ("on", "off")
 
     def read(self, kind: type, text: str) -> object:
         if text not in self.words:
             raise ValueError(f"{text} is none of them")
-        return text
+        return text == "on" if kind is bool else text
 
     def __str__(self) -> str:
         return " or ".join(self.words)
-
-
-@dataclass(frozen=True, slots=True)
-class OnOff:
-    """on or off."""
-
-    def read(self, kind: type, text: str) -> object:
-        return {"on": True, "off": False}[OneOf(("on", "off")).read(kind, text)]  # type: ignore[index]
-
-    def __str__(self) -> str:
-        return "on or off"
 
 
 # Marks a field that only `Policy.plan` reads: no state is laid out by it, so each request may have its own.
@@ -73,7 +56,7 @@ Share = Annotated[float, Between(0, 1)]
 Iterations = Annotated[int, Between(0, 1000)]
 SplitTokens = Annotated[int, Between(0, 100_000), PER_REQUEST]
 SplitShare = Annotated[float, Between(0, 1), PER_REQUEST]
-Switch = Annotated[bool, OnOff()]
+Switch = Annotated[bool, OneOf()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +65,7 @@ class HyperParameter:
 
     name: str
     kind: type
-    rule: Rule
+    rule: Between | OneOf
     of_request: bool
 
     def read(self, text: str) -> object:
@@ -97,7 +80,7 @@ class HyperParameter:
 
     @property
     def range(self) -> str:
-        """What it may be, and who may say so."""
+        """The allowed values, and whether a request may set them."""
         return f"{self.rule}, {PER_REQUEST}" if self.of_request else str(self.rule)
 
 

@@ -46,7 +46,7 @@ def _not_there() -> tuple[Tensor, Tensor]:
 
 
 def _none_fixed() -> tuple[Tensor, Tensor]:
-    raise LookupError("nobody said which keys are sinks and window")
+    raise LookupError("the keys of sinks and window were not given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,25 @@ class Leaving:
     positions: Tensor
     read_keys: Callable[[], Tensor]
 
+    def at_layers(self, state: Tensor) -> Tensor:
+        """Return the part of an index's [seats, L, ...] that these layers have."""
+        return state[:, self.layers.start : self.layers.stop]
+
+    def read(self, state: Tensor, block_size: int = 1) -> Tensor:
+        """Read what the tokens' places have: [B, len(layers), H_kv, ...] of [seats, L, H_kv, N, ...], N places of
+        `block_size` positions each."""
+        places = self.positions.clamp(min=0) // block_size
+        return self.at_layers(state)[self.seats, :, :, places]
+
+    def write(self, state: Tensor, new: Tensor, block_size: int = 1, is_new: Tensor | None = None) -> None:
+        """Write what `read` returns. A row without a token writes back what is there, and so does one that is not
+        `is_new`, bool [B]."""
+        places = self.positions.clamp(min=0) // block_size
+        is_written = self.positions >= 0 if is_new is None else is_new & (self.positions >= 0)
+        old = self.read(state, block_size)
+        is_written = is_written.view(-1, *[1] * (old.dim() - 1))
+        self.at_layers(state)[self.seats, :, :, places] = new.to(old.dtype).where(is_written, old)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefilledLayer:
@@ -109,8 +128,11 @@ ReadKeys = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrainedSegment:
-    """What a job trained in a layer of a seat. arrays: on the index's device, as `kv_store.client.IndexSegment`
-    has them. read_keys: where the job `needs_keys`, of its tokens."""
+    """The arrays that a job trained in a layer of a seat.
+
+    arrays: on the index's device, as in `kv_store.client.IndexSegment`. read_keys: keys of the job's tokens, where it
+    `needs_keys`.
+    """
 
     seat: int
     layer: int
@@ -147,11 +169,11 @@ class RecallPolicy(Policy, Generic[IndexT]):
         return self.prompt_job(plan, begin, end)
 
     def train(self, keys: Tensor, job: IndexJob, seed: int) -> Mapping[str, Tensor]:
-        """What the store would train of the job, on the keys' device and without waiting for it.
+        """Train as the store would, on the keys' device and without waiting for it.
 
         keys: [H, T, d] of the job's tokens, of any float type; H may be the heads of several layers. The same keys, job
         and seed give the same arrays, as `load` takes them but for the first dimension."""
-        raise NotImplementedError(f"{self.name} gives no jobs")
+        raise NotImplementedError(f"{self.name} must define `train`")
 
     def training_bytes(self, keys: Tensor, job: IndexJob) -> int:
         """Most bytes that `train` has on a GPU at one time, the keys left out and the arrays included. keys: on the
@@ -162,8 +184,7 @@ class RecallPolicy(Policy, Generic[IndexT]):
         """Copy a trained segment into the seat's index."""
 
     def load_bytes(self, num_keys: int) -> int:
-        """Most bytes that `load` uses on a GPU at one time beside its arguments, for a segment of so many keys of all
-        heads."""
+        """Most bytes that `load` uses on a GPU at one time for so many keys of all heads, without its arguments."""
         return 0
 
     # What leaves the window.
@@ -188,12 +209,12 @@ class RecallPolicy(Policy, Generic[IndexT]):
 
     @property
     def stands_in(self) -> bool:
-        """Whether something is attended in place of the candidates that are not selected."""
+        """Return whether something is attended in place of the candidates that are not selected."""
         return False
 
     def stand_in(self, index: IndexT, candidates: Candidates, selected: Tensor, rest: Rest) -> None:
-        """Write what is attended in place of the candidates beside `selected`, which `select` gave. On a GPU this runs
-        on a stream of its own, beside attention of what is selected."""
+        """Write what is attended in place of the candidates outside `selected`, which `select` gave. On a GPU this runs
+        on a side stream, while what is selected is attended."""
         raise NotImplementedError(f"{self.name} has nothing stand in")
 
     @abstractmethod

@@ -94,8 +94,10 @@ ALLOCATIONS = {"adakv": "AdaKV", "layerwise": "LayerWise"}
 
 
 def names(calibrated: bool = False) -> tuple[str, ...]:
-    """Of all policies, each method's own first. calibrated: with a calibration. Raises ValueError when a name stands
-    there twice."""
+    """List the names of all policies, each method before its ablations. calibrated: with a calibration.
+
+    Raises ValueError when a name stands there twice.
+    """
     own = (name for method in METHODS for name in method.names())
     return _once((*own, *((OUTLIERS,) if calibrated else ())))
 

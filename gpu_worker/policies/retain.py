@@ -84,13 +84,13 @@ class LayerRows:
 
 
 def prompt_positions(rows: Tensor) -> Tensor:
-    """Of a prompt's rows [H_kv, n, 2d]: int64 [H_kv, n]."""
+    """Return the positions of a prompt's rows [H_kv, n, 2d]: int64 [H_kv, n]."""
     return torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[0], -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What is kept of a layer. Heads may keep unequal numbers S_h; the rest of a head's width is padding.
+    """The rows that are kept of a layer. Heads may keep unequal numbers S_h; the rest of a head's width is padding.
 
     positions: int64 [H_kv, S], ascending, then -1. A mean stands at one of its members' positions. keys, values:
     [H_kv, S, d] in the model's dtype. notes: float32 [H_kv, S], a number of the policy's own for each slot, which its
@@ -229,10 +229,14 @@ class RetainPolicy(Policy):
     # So many copies of a layer's keys as float32 `compress` has on a GPU at one time.
     key_copies: ClassVar[int] = 2
 
-    @abstractmethod
     def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        """Keep `budget` tokens for each KV head, sinks and window included, the mean over the heads exactly. The rows
-        are never fewer than that."""
+        """Keep `budget` tokens of a layer for each KV head. plan: the request's."""
+        return self.keep(rows, plan.of_layer(budget))
+
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
+        """Keep `plan.num_kept` tokens for each KV head, the mean over the heads exactly. The rows are never fewer than
+        that. plan: the layer's."""
+        raise NotImplementedError(f"{self.name} must define `keep`")
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         """Tokens kept in one layer by each KV head, the mean over its heads; over the layers the mean is the budget.

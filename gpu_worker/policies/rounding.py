@@ -1,4 +1,4 @@
-"""Shares of a budget in whole tokens, and measures in steps that errors of rounding do not reach."""
+"""Shares of a total in whole tokens, and measures in steps that errors of rounding do not reach."""
 
 from __future__ import annotations
 

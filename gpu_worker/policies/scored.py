@@ -1,4 +1,4 @@
-"""What a retain policy that scores tokens is: the best are kept between sinks and window."""
+"""Retain policies that score tokens: the best are kept between sinks and window."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class ScoredPolicy(RetainPolicy):
 
     @abstractmethod
     def score(self, rows: LayerRows, plan: Plan) -> Scores:
-        """Scores of every row; those of sinks and window are not read. plan: the layer's, by its own budget."""
+        """Scores of every row; those of sinks and window are not read. plan: the layer's."""
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        plan = plan.of_layer(budget)
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         return keep_best(rows, plan, self.score(rows, plan))
 
 

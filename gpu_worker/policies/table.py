@@ -45,7 +45,7 @@ class PolicySummary:
 
 
 def methods(policies: Mapping[str, Policy]) -> list[PolicySummary]:
-    """Of each policy by name, in this order, in which a method stands before its ablations."""
+    """List a summary of each policy by name, in this order, in which a method stands before its ablations."""
     methods_by_ablation = ablations()
     return [PolicySummary.of(policy, methods_by_ablation.get(name, "")) for name, policy in policies.items()]
 

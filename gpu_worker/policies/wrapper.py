@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from gpu_worker.policies.base import Plan, Policy
-from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy
+from gpu_worker.policies.retain import Recompression, RetainPolicy
 
 ClassT = TypeVar("ClassT", bound=type[Policy])
 
@@ -22,7 +22,7 @@ def delegating(cls: ClassT) -> ClassT:
 
 @delegating
 class AllocationPolicy(RetainPolicy):
-    """Moves a retain policy's budget: between layers by its own `layer_budget`, or between heads by its own `compress`.
+    """Moves a retain policy's budget: between layers by its own `layer_budget`, or between heads by its own `keep`.
 
     The one between layers goes outside, `LayerWise(AdaKV(SnapKV()))`: the one between heads needs a policy that scores.
     """
@@ -34,10 +34,5 @@ class AllocationPolicy(RetainPolicy):
         again = self.inner.recompression(plan)
         return None if again is None else replace(again, together=False)
 
-    # The type checker wants to see what is abstract.
-
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return self.inner.plan(num_prompt_tokens, budget_tokens)
-
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        return self.inner.compress(rows, plan, budget)
+    # By its own `keep`.
+    compress = RetainPolicy.compress

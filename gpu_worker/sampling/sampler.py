@@ -66,7 +66,7 @@ class Sampler:
             index = _index(rows, logits)
             chosen = _choose(logits[index], [states[row] for row in rows], num_coming)
             token_ids.index_copy_(0, index, chosen)
-        # One transfer to the host for both, with few launches: beside int64 the bits of a float32 stay as they are.
+        # One transfer to the host for both, with few launches: as int64 the bits of a float32 stay as they are.
         both = to_host(torch.cat([token_ids, greatest.view(torch.int32)]))
         return Choice(token_ids, both, _begin_logprobs(raw, token_ids, num_tops))
 
@@ -83,7 +83,7 @@ class Choice:
 
     @property
     def is_reached(self) -> bool:
-        """Whether they are there."""
+        """Return whether the tokens have arrived on the host."""
         return self._copied.is_reached
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""What the sampler remembers of one request."""
+"""The sampler's state of one request."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ class SamplerState:
 
     @property
     def changes_logits(self) -> bool:
-        """Beside what its constraint rules out."""
+        """Return whether logits change, apart from what its constraint rules out."""
         return self.counts is not None or bool(self.params.logit_bias) or self.masks_end_tokens
 
     @property
     def is_free(self) -> bool:
-        """Whether the next token follows from logits, seed and its number alone, and not from the tokens before it."""
+        """Return whether logits, seed and its number alone determine the next token."""
         return self.constraint is None and self.counts is None and not self.masks_end_tokens
 
     @property
     def is_ready(self) -> bool:
-        """Whether a token can be chosen without others waiting for it."""
+        """Return whether a token can be chosen without others waiting for it."""
         return self.constraint is None or self.constraint.is_ready
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow."""
+        """Return whether nothing may follow."""
         return self.constraint is not None and self.constraint.is_complete
 
     def append(self, token_id: int) -> None:

@@ -46,9 +46,9 @@ FRAGMENTS_LEFT = {
     "benchmarks": 37,
     "carrel": 58,
     "gateway": 93,
-    "gpu_worker": 190,
+    "gpu_worker": 135,
     "kv_store": 0,
-    "tests": 43,
+    "tests": 146,
     "tools": 9,
 }
 

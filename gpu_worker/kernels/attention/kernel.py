@@ -135,7 +135,7 @@ def _attend(
         num_stages=num_stages,
     )
     if rest is not None:
-        # Not before: it is computed beside the pass over the rows.
+        # Not before: it is computed during the pass over the rows.
         rest.ready()
     join_splits[(batch * num_heads,)](
         partial,

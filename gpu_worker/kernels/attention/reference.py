@@ -14,7 +14,7 @@ BLOCK_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What stands in for tokens that are not attended, one row of each query head. values: float32 [B, H_q, d], finite.
+    """An approximate row per query head for tokens that are not attended. values: float32 [B, H_q, d], finite.
     log_weights: float32 [B, H_q], as softmax has them: of the sum of the tokens' weights; -inf where there are none.
     ready: is called before both are read, for the current stream to wait where another one writes them."""
 
@@ -43,7 +43,7 @@ def attend_slots(
     query: bf16, fp16 or fp32 [B, H_q, d]. pool: [num_slots, 2d] of its dtype, a row is K then V. fixed: int32 [seats,
     H_kv, F], pool rows of what every step attends (sinks and window); seats: int64 [B], the seat of each lane.
     selected: int32 [B, H_kv, K], pool rows of what this step selected. -1 pads anywhere; a head with nothing but
-    padding gets zeros. rest: attended beside them. Returns [B, H_q, d] in the query's dtype. Softmax and sums are
+    padding gets zeros. rest: attended too. Returns [B, H_q, d] in the query's dtype. Softmax and sums are
     float32.
     """
     slots = torch.cat([fixed[seats], selected], dim=-1)

@@ -80,7 +80,7 @@ def search_by_digits(
 
 
 def _checked(first: Tensor, width: int, second: Tensor | None) -> tuple[tuple[Tensor, Tensor | None], Tensor]:
-    """Contiguous scores, and room for the best, which is -1 where there are no rows."""
+    """Contiguous scores, and memory for the best, which is -1 where there are no rows."""
     for scores in (first,) if second is None else (first, second):
         if scores.dtype != torch.float32:
             raise ValueError(f"best_rows: scores are {scores.dtype}, not float32")

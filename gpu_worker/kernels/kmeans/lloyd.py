@@ -14,7 +14,7 @@ DEFAULT_ITERATIONS = 10
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 # Of a point: its label, its cluster's name, and its place in two rounds' orders, with the copies that a sort makes.
 POINT_BYTES = 64
-# Of a cluster beside its centroid: where its members end, how many they are, and what it asks of a point.
+# Of a cluster in addition to its centroid: where its members end, how many they are, and what it asks of a point.
 CLUSTER_BYTES = 96
 
 
@@ -40,8 +40,8 @@ def fit(
 
 
 def fit_bytes(points: Tensor, num_clusters: int) -> int:
-    """Most bytes alive on a GPU beside the points while they are fitted, and then assigned once more. points: as of
-    `fit`, of which the shape and the type count."""
+    """Most bytes alive on a GPU, without the points, while they are fitted, and then assigned once more. points: as
+    of `fit`, of which the shape and the type count."""
     num_problems, num_points, width = points.shape
     # Two rounds' means, and the targets in the points' type.
     centroid = 2 * width * (4 + points.itemsize) + CLUSTER_BYTES

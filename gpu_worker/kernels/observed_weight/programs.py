@@ -118,7 +118,7 @@ def sum_weights(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_TILE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     REACH_TILE: tl.constexpr, STAGES: tl.constexpr, WIDE_DOT: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of tokens gets from all rows, in the order of the rows."""
+    """Sum the weights that a tile of tokens gets from all rows, in the order of the rows."""
     head = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * TOKENS
     tokens = first + tl.arange(0, TOKENS)

@@ -2,8 +2,7 @@
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.prefill_attention import reference
-from gpu_worker.kernels.prefill_attention.packed import Packed
-from gpu_worker.kernels.prefill_attention.reference import attend_chunk_naive
+from gpu_worker.kernels.prefill_attention.reference import Packed, attend_chunk_naive
 
 attend_chunk = by_device(reference.attend_chunk)
 attend_prompts = by_device(reference.attend_prompts)

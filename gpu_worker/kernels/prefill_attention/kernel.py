@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
 from gpu_worker.kernels.join_pieces import join_past, join_pieces
-from gpu_worker.kernels.prefill_attention.packed import Packed
-from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, attend_in_pieces
+from gpu_worker.kernels.prefill_attention.reference import MAX_SCORES, Packed, attend_in_pieces
 from gpu_worker.row_format import keys_and_values
 
 # Of queries and of past tokens, in what goes to cuDNN.
@@ -66,7 +65,7 @@ def plan_chunks(query: Tensor, rows: Tensor, scale: float) -> Iterator[None]:
         for num_keys in _units_up_to(num_rows - num_queries):
             _cudnn(piece, keys[:, :, :num_keys], values[:, :, :num_keys], scale)
             yield
-    # A past of so many units is so many pieces at most, beside the chunk's own; each number of them is compiled.
+    # A past of so many units is so many pieces at most, plus the chunk's own; each number of them is compiled.
     for num_pieces in range(2, (num_rows // UNIT).bit_length() + 2):
         log_sums = torch.zeros(num_pieces, query.shape[1], 1, device=query.device)
         join_pieces(log_sums, *[query[:1]] * num_pieces)

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_worker.kernels.prefill_attention.packed import Packed
+AttendChunk = Callable[[Tensor, Tensor, int, float], Tensor]
 
 # 512 MiB of float32.
 MAX_SCORES = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Where the tokens of several prompts lie, packed one prompt behind another.
+
+    num_queries, num_rows: of each prompt; the queries are its last tokens'. query_bounds, row_bounds: int32 [P + 1]
+    on the device, where each begins and the last one ends.
+    """
+
+    num_queries: tuple[int, ...]
+    num_rows: tuple[int, ...]
+    query_bounds: Tensor
+    row_bounds: Tensor
+
+    @classmethod
+    def of(cls, num_queries: Sequence[int], num_rows: Sequence[int], device: torch.device) -> Packed:
+        bounds = [[0, *accumulate(counts)] for counts in (num_queries, num_rows)]
+        # From memory that is not pinned the host would wait for all that is queued.
+        host = torch.tensor(bounds, dtype=torch.int32, pin_memory=device.type == "cuda")
+        query_bounds, row_bounds = host.to(device, non_blocking=True)
+        return cls(tuple(num_queries), tuple(num_rows), query_bounds, row_bounds)
+
+    def attend_each(self, attend: AttendChunk, query: Tensor, rows: Tensor, scale: float) -> Tensor:
+        """Attention of one prompt after the other, each as a chunk of its own. Arguments as of `attend_prompts`."""
+        own_rows = rows.split(self.num_rows, dim=1)
+        begins = [total - last for total, last in zip(self.num_rows, self.num_queries, strict=True)]
+        of_prompts = zip(query.split(self.num_queries), own_rows, begins, strict=True)
+        return torch.cat([attend(own, seen, begin, scale) for own, seen, begin in of_prompts])
 
 
 def attend_chunk_naive(query: Tensor, rows: Tensor, begin: int, scale: float) -> Tensor:
@@ -56,7 +87,7 @@ def attend_prompts(query: Tensor, rows: Tensor, packed: Packed, scale: float) ->
 
 
 def reads_bounds(query: Tensor, rows: Tensor) -> bool:
-    """Whether `attend_prompts` of such tensors reads where prompts begin and end on the device, and takes no more from
+    """Return whether `attend_prompts` of such tensors reads prompts' bounds on the device, and takes no more from
     `num_queries` and `num_rows` than the greatest of each and their sum."""
     return False
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 # What a bit is set to while a call runs, where the slot is required: it is not evicted.
 NEEDED = 2
-# Slots of the ring that are looked at first, beside four for each that is wanted; then WIDER times as many.
+# Slots of the ring that are inspected first, in addition to four for each that is wanted; then WIDER times as many.
 SPAN = 64
 WIDER = 16
 
@@ -59,7 +59,7 @@ def resolve(residency: Residency, rows: SeatLanes, required: Tensor) -> tuple[Te
     slots do not move it. In the end the bit of every required slot is set.
 
     required: int64 [B, H, R], no position twice in a head, -1 pads anywhere. Returns (slots int64 [B, H, R], -1 pads;
-    missed bool [B, H, R]). A miss for which there is no room keeps -1. No seat may be in two lanes, unless these
+    missed bool [B, H, R]). A miss for which there is no slot keeps -1. No seat may be in two lanes, unless these
     require only padding, which changes nothing.
     """
     seats, heads = rows.seats[:, None, None], torch.arange(required.shape[1], device=required.device)[:, None]

@@ -1,4 +1,4 @@
-"""A layer's residual addition and the RMSNorms beside it, as one."""
+"""A layer's residual addition and its RMSNorms, as one."""
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.kernels.rms_norm import reference

@@ -1,4 +1,4 @@
-"""What follows `resolve` on the GPU: pool rows of the slots, and the misses' rows out of the arena.
+"""Kernels that follow `resolve` on the GPU: pool rows of the slots, and the misses' rows out of the arena.
 
 `list_misses`, a program for each (lane, KV head), translates the slots and lists the misses. `copy_misses`, PROGRAMS
 programs, copies what is listed, in the order of the lists: the bus needs some hundred rows in flight, and reads that

@@ -6,8 +6,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gpu_worker.kernels.top_k.programs import FLOOR, NUM_NOTES, PEAK, SIZE, row_of, write_tile
-from gpu_worker.kernels.top_k.search import NEVER, load_keys, reached_by, search
+from gpu_worker.kernels.top_k.programs import (
+    FLOOR,
+    NEVER,
+    NUM_NOTES,
+    PEAK,
+    SIZE,
+    load_keys,
+    reached_by,
+    row_of,
+    search,
+    write_tile,
+)
 
 
 @triton.jit

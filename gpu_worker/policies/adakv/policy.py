@@ -21,17 +21,13 @@ class AdaKV(AllocationPolicy):
     """A layer's budget goes to its heads by a common ranking of their tokens (Feng et al., Ada-KV, section 3).
 
     inner: a policy that keeps what it scores best, with scores that can be compared between heads. Whatever else its
-    `compress` does, such as Scissorhands' while decoding, is left out. For a schedule over the layers take
+    `keep` does, such as Scissorhands' while decoding, is left out. For a schedule over the layers take
     `LayerWise(AdaKV(inner))`, or an inner policy that has one, `AdaKV(PyramidKV())`; a `LayerWise` inside has no scores
     to rank. alpha: the share of the budget that is divided equally among the heads.
     """
 
     inner: ScoredPolicy
     alpha: Share = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha is {self.alpha}; it is a share, from 0 to 1")
 
     @property
     def name(self) -> str:
@@ -43,8 +39,7 @@ class AdaKV(AllocationPolicy):
         most = budget + int((1 - self.alpha) * (num_kv_heads - 1) * num_selected) + 1
         return min(most, plan.num_prompt_tokens)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        plan = plan.of_layer(budget)
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         scores = self.inner.score(rows, plan)
         total = len(rows.keys) * (plan.num_selected or 0)
         # What pads a head stands below the sinks.

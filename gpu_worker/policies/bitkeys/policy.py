@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.attention import Rest
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.bitkeys.bit_rest import bit_rest, fit_values
 from gpu_worker.policies.bitkeys.bit_score import bit_score
 from gpu_worker.policies.bitkeys.bit_select import bit_select
@@ -49,9 +49,9 @@ class BitIndex:
 class BitKeys(RecallPolicy[BitIndex]):
     """All tokens; the top k are recalled by rotated keys of two bits a coordinate (Carrel's own).
 
-    num_sink: always attended first tokens. recent_ratio: the share of the rest of the budget that goes to the local
-    window; the more is selected, the more of the attention weight is found. Codes are unbiased as RaBitQ's are (Gao and
-    Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of keys less the prompt's mean.
+    num_sink, recent_ratio: as for PQCache; the more is selected, the more of the attention weight is found. Codes are
+    unbiased as RaBitQ's are (Gao and Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of
+    keys less the prompt's mean.
     rest: what is attended in place of the tokens that are not selected: "fitted", one row of the weight that a sample
     of the codes gives them, with the value that a linear fit of the prompt's values on its keys expects there; "none".
     """
@@ -63,10 +63,8 @@ class BitKeys(RecallPolicy[BitIndex]):
     name = "bitkeys"
     needs_index_here = False
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> BitIndex:
         length, head_dim = padded_length(shape.max_model_len), shape.head_dim
@@ -105,13 +103,12 @@ class BitKeys(RecallPolicy[BitIndex]):
         return IndexJob(0, end + plan.num_recent, BitParams(plan.num_sink))
 
     def extend(self, index: BitIndex, leaving: Leaving) -> None:
-        span = slice(leaving.layers.start, leaving.layers.stop)
         code_leaving(
             leaving.read_keys(),
-            index.means[:, span],
+            leaving.at_layers(index.means),
             index.rotation.matrix,
-            index.codes[:, span],
-            index.scales[:, span],
+            leaving.at_layers(index.codes),
+            leaving.at_layers(index.scales),
             leaving.seats,
             leaving.positions,
         )
@@ -151,7 +148,7 @@ class BitKeys(RecallPolicy[BitIndex]):
 def _problem(
     index: BitIndex, candidates: Candidates
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What both kernels are asked about one layer, in their order."""
+    """Return the arguments that both kernels take for one layer, in their order."""
     layer = candidates.layer
     return (
         candidates.query,

@@ -31,7 +31,7 @@ class CaM(StreamingLLM):
     min(1, a_i / mean of a over the window), where a are the latest query's attention weights.
 
     num_sink: as for StreamingLLM. merge_size: m. window_size: the prompt's last queries, whose summed weights decide
-    for all of its tokens. seed: of the coins, besides a request's own at prefill.
+    for all of its tokens. seed: of the coins; a request's own is added at prefill.
 
     The prompt's tokens leave one by one in the order of their positions, as if they had been decoded: what one passes
     on holds what it was given by those that left before it. The share is 1/m also where the window is shorter than m.
@@ -47,7 +47,7 @@ class CaM(StreamingLLM):
     def num_queries(self, plan: Plan) -> int:
         return min(self.window_size, plan.num_prompt_tokens)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         weights = observed_weight(rows)
         # All of the window, and nothing between it and the sinks.
         retained = keep_best(rows, plan, Scores(weights, notes=weights))
@@ -68,7 +68,7 @@ class CaM(StreamingLLM):
         return Evicted(evicted, self.gift(slots, evicted))
 
     def gift(self, slots: StepSlots, evicted: Tensor) -> Gift:
-        """What evicted slots int64 [B, L, H_kv] pass on."""
+        """Return the values that the evicted slots, int64 [B, L, H_kv], pass on."""
         if slots.notes is None:
             raise ValueError("CaM gives by what it has observed: give StepSlots.notes")
         positions, device = slots.positions, evicted.device
@@ -101,7 +101,7 @@ class CaM(StreamingLLM):
 
 
 def bequest(values: Tensor, share: Tensor, reach: int) -> Tensor:
-    """What the first `reach` positions behind a run of tokens are given by it: float32 [H, reach, d].
+    """Return what a run of tokens adds to the first `reach` positions behind it: float32 [H, reach, d].
 
     values: [H, e, d]. share: float32 [H, e]. From the first to the last, token i adds share_i of its value, as it is
     by then, to the values at i + 1, ..., i + reach.

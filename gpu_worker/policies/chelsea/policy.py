@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, StepAttention, StepQueries, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, StepAttention, StepQueries
 from gpu_worker.policies.chelsea.soft_matching import WeightedRows, merge_rows, num_matches
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.retain import KeptStep, LayerRows, Recompression, Retained, RetainPolicy
@@ -16,7 +16,7 @@ from gpu_worker.policies.retain import KeptStep, LayerRows, Recompression, Retai
 
 @dataclass(frozen=True, slots=True)
 class Chelsea(RetainPolicy):
-    """Means of similar tokens, merged in rounds within chunks until the budget is met (Hu et al., Chelsea, section 5).
+    """Means of similar tokens, merged in rounds within chunks (Hu et al., Chelsea, section 5).
 
     It compresses again every `interval_tokens` while the sequence decodes.
 
@@ -41,22 +41,15 @@ class Chelsea(RetainPolicy):
     key_copies = 7
 
     def __post_init__(self) -> None:
-        if self.chunk < 2:
-            raise ValueError(f"chunk is {self.chunk}; it takes 2 tokens to merge one into the other")
         if not 0 < self.r_min <= self.r_init <= 0.5:
             raise ValueError(f"r_min {self.r_min}, r_init {self.r_init}: keep 0 < r_min <= r_init <= 0.5")
-        if self.interval_tokens < 1:
-            raise ValueError(f"interval_tokens is {self.interval_tokens}; give at least 1")
 
     @property
     def name(self) -> str:
         return "chelsea" + "+unchunked" * (not self.chunked)
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        # At least as many tokens of a small budget stand for the middle as are in the window.
-        num_recent = min(self.num_recent, (budget_tokens - num_sink) // 2)
-        return replace(split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent), has_means=True)
+    def split(self, plan: Plan) -> Plan:
+        return replace(plan.split_by_number(self.num_sink, self.num_recent), has_means=True)
 
     def recompression(self, plan: Plan) -> Recompression | None:
         return Recompression(self.interval_tokens, together=True) if plan.selects else None
@@ -64,18 +57,18 @@ class Chelsea(RetainPolicy):
     def attention(self, step: KeptStep) -> StepAttention:
         return _WithDegrees(step)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         num_rows, dtype = _num_rows(rows), rows.keys.dtype
         begin, end = plan.num_sink, num_rows - plan.num_recent
-        wanted = budget - plan.num_sink - plan.num_recent
+        wanted = plan.num_selected or 0
         if wanted < 1:
             raise ValueError(
-                f"a budget of {budget} tokens leaves none beside {plan.num_sink} sinks and {plan.num_recent} "
-                f"in the window; give at least {budget - wanted + 1}"
+                f"{plan.num_sink} sinks and {plan.num_recent} tokens in the window leave none for means; "
+                f"let each layer keep at least {plan.num_kept + 1} tokens"
             )
         middle, rounds = _between(rows, begin, end), rows.rounds
         while (num_middle := middle.keys.shape[1]) > wanted:
-            # The last round lands on the budget (CH-A3); it is the same number in every head (CH-A7).
+            # The last round lands on this number (CH-A3); it is the same number in every head (CH-A7).
             removed = max(1, int(self._ratio(rounds) * num_middle + 1e-6))
             # One of everything is no shorter than a chunk: kernels are compiled for each length that there is.
             chunk = self.chunk if self.chunked else max(self.chunk, num_middle)
@@ -120,7 +113,7 @@ def _between(rows: LayerRows, begin: int, end: int) -> WeightedRows:
 
 
 def _num_rows(rows: LayerRows) -> int:
-    """Of every head."""
+    """Return the number of rows that every head keeps."""
     if rows.is_even:
         return rows.positions.shape[1]
     return int((rows.positions >= 0).sum(dim=1).max())

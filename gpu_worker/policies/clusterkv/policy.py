@@ -1,20 +1,20 @@
-"""ClusterKV: keys clustered by cosine; whole clusters are recalled until the budget is full."""
+"""ClusterKV: keys clustered by cosine; whole clusters are recalled, the best first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, cast
 
 import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import cluster_sizes, lloyd, sort_members
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.clusterkv.centroid_rank import centroid_rank
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens, Tokens
 from gpu_worker.policies.recall import Candidates, IndexJob, RecallPolicy, TrainedSegment
-from kv_store.client import KMEANS_METRICS, KMeansParams, check_metric
+from kv_store.client import KMEANS_METRICS, KMeansParams
 
 # Of a key while its segment is loaded: its label, its place among its cluster's, and the copies that a sort makes.
 LOADED_BYTES = 64
@@ -38,7 +38,7 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     num_sink: first tokens, never clustered. tokens_per_cluster: of the prompt, C_0 = n / 80. window_size: generated
     tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering,
     "cosine", "l2" or "ip"; selection is by inner product with the centroid whatever it is. max_iterations: of K-means.
-    names_metric: the policy is called by its metric too, as `clusterkv+l2`, to be served beside one of another.
+    names_metric: the policy is called by its metric too, as `clusterkv+l2`, to be served along with one of another.
 
     The paper iterates until convergence. 10 iterations find 0.652 of the exact best, 20 find 0.655 (carrel-nano, 8K and
     16K tokens, n/10), in half of the time.
@@ -55,7 +55,6 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     needs_index_here = False
 
     def __post_init__(self) -> None:
-        check_metric(self.metric, KMEANS_METRICS)
         if self.window_clusters > self.window_size:
             raise ValueError(
                 f"window_clusters is {self.window_clusters}; give no more than window_size, {self.window_size}"
@@ -65,13 +64,11 @@ class ClusterKV(RecallPolicy[ClusterIndex]):
     def name(self) -> str:
         return "clusterkv" + f"+{self.metric}" * self.names_metric
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_candidates = num_prompt_tokens - num_sink
-        if budget_tokens >= num_prompt_tokens or num_candidates < self.tokens_per_cluster:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent=0)
-        num_selected = budget_tokens - num_sink
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, 0, num_selected, window_extra=True)
+    def split(self, plan: Plan) -> Plan:
+        plan = plan.split(plan.sinks(self.num_sink))
+        if not plan.selects or plan.num_prompt_tokens - plan.num_sink < self.tokens_per_cluster:
+            return plan.attending_all()
+        return replace(plan, window_extra=True)
 
     def window_begin(self, plan: Plan, num_tokens: int) -> int:
         generated = num_tokens - plan.num_prompt_tokens

@@ -14,5 +14,5 @@ class Full(Policy):
     name = "full"
     family = Family.DENSE
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        return attend_all(num_prompt_tokens, num_prompt_tokens, num_sink=0, num_recent=0)
+    def split(self, plan: Plan) -> Plan:
+        return attend_all(plan.num_prompt_tokens, plan.num_prompt_tokens, num_sink=0, num_recent=0)

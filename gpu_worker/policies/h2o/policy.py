@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, StepAttention, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan, StepAttention
 from gpu_worker.policies.hyper_parameters import SplitShare, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import Evicted, KeptStep, LayerRows, Observing, StepSlots
@@ -22,9 +22,10 @@ class H2O(ScoredPolicy):
     """The tokens with the most attention weight summed over all queries so far, and a window (Zhang et al., H2O,
     section 4).
 
-    A KV head takes the mean over its group, which ranks as the sum does.
-    num_sink: first tokens kept whatever they gather. recent_ratio: the share of the rest of the budget that goes to
-    the local window. Early tokens are seen by more queries and gather more, as published.
+    A KV head takes the mean over its group, which ranks as the sum does. Early tokens are seen by more queries and
+    gather more, as published.
+
+    num_sink: first tokens, always kept. recent_ratio: the window's share of all other kept tokens.
     """
 
     num_sink: Tokens = 0
@@ -33,10 +34,8 @@ class H2O(ScoredPolicy):
     name = "h2o"
     evicts = True
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens
@@ -74,6 +73,7 @@ class H2OCompensated(H2O):
 
     name = "h2o_c"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        raised = budget_tokens + max(0, num_prompt_tokens - self.num_sink) // COMPENSATION
-        return super(H2OCompensated, self).plan(num_prompt_tokens, raised)
+    def split(self, plan: Plan) -> Plan:
+        more = max(0, plan.num_prompt_tokens - self.num_sink) // COMPENSATION
+        raised = Plan.unsplit(plan.num_prompt_tokens, plan.num_kept + more)
+        return super(H2OCompensated, self).split(raised)

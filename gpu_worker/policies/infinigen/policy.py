@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gpu_worker.errors import ConfigError
-from gpu_worker.policies.base import CacheShape, Plan, attend_all
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Share
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
@@ -37,8 +37,8 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
     each layer on a sample text. Without a file A comes from each prompt's own queries, which fits it better than the
     paper's and costs one decomposition per KV head and layer of every prompt.
 
-    The budget is all selected: exactly that many tokens, whatever their scores (B-A2); there are neither sinks nor a
-    window. A group's heads are softmaxed, then summed. The paper keeps the first layer whole: an option of the engine.
+    All attended tokens are selected, whatever their scores (B-A2); there are neither sinks nor a window. A group's
+    heads are softmaxed, then summed. The paper keeps the first layer whole: an option of the engine.
     """
 
     ratio: Share = 0.2
@@ -46,10 +46,8 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
 
     name = "infinigen"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, 0, 0)
-        return Plan(num_prompt_tokens, budget_tokens, 0, 0, num_selected=budget_tokens)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split()
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0
@@ -80,14 +78,8 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
             first = last
 
     def extend(self, index: InfiniGenIndex, leaving: Leaving) -> None:
-        seats, positions = leaving.seats, leaving.positions
-        span = slice(leaving.layers.start, leaving.layers.stop)
-        at_layers, places = index.keys[:, span], positions.clamp(min=0)
-        partial = (leaving.read_keys().float()[..., None, :] @ index.columns[:, span][seats]).squeeze(-2)
-        # A row without a token writes back what is there.
-        old = at_layers[seats, :, :, places]
-        is_present = (positions >= 0)[:, None, None, None]
-        at_layers[seats, :, :, places] = partial.to(old.dtype).where(is_present, old)
+        columns = leaving.at_layers(index.columns)[leaving.seats]
+        leaving.write(index.keys, (leaving.read_keys().float()[..., None, :] @ columns).squeeze(-2))
 
     def score(self, index: InfiniGenIndex, candidates: Candidates) -> Tensor:
         layer, seats, num_positions = candidates.layer, candidates.seats, candidates.num_positions

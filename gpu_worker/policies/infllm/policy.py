@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, PromptAttention, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan, PromptAttention
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, SplitShare, Switch, Tokens
 from gpu_worker.policies.infllm.blocks import local_attention, representatives
 from gpu_worker.policies.infllm.prefill import BlockPrefill
@@ -34,11 +34,11 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
 
     block_size: tokens of a block; block b is of the positions from b * block_size on, less the sinks. repr_topk: how
     many of its tokens represent a block: those that queries with them in their local window attended most; their mean
-    is compared with the query. num_sink: the paper's initial tokens. recent_ratio: the share of the rest of the budget
-    that goes to the local window, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks;
-    else a block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend
-    no more than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else
-    every query of the prompt attends all before it. The name of such a policy ends in `+sparse`.
+    is compared with the query. num_sink: the paper's initial tokens. recent_ratio: the window's share of all other
+    attended tokens, rounded so that whole blocks are left. per_head: each KV head chooses its own blocks; else a
+    block's score is the mean over all heads, and all choose the same. sparse_prefill: a prompt's queries attend no more
+    than sinks, blocks and window either, as in the paper, `chunk_size` of them looking blocks up together; else every
+    query of the prompt attends all before it. The name of such a policy ends in `+sparse`.
 
     There are three differences to the paper. Tokens are attended at their true positions. Local attention is measured
     among sinks and window only. Of the tokens decoded later, whose attention is not measured, each represents its
@@ -63,16 +63,13 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     def name(self) -> str:
         return "infllm" + "+sparse" * self.sparse_prefill
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        rest = budget_tokens - num_sink
+    def split(self, plan: Plan) -> Plan:
+        num_sink = plan.sinks(self.num_sink)
+        rest = plan.num_kept - num_sink
         wanted = (rest - int(rest * self.recent_ratio)) // self.block_size
-        # One block at least, where there is room for one.
+        # One block at least, where one fits.
         num_selected = min(max(1, wanted), rest // self.block_size) * self.block_size
-        num_recent = rest - num_selected
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+        return plan.split(num_sink, rest - num_selected)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_prompt_tokens if plan.selects else 0
@@ -92,7 +89,7 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         )
 
     def observe_prefill(self, index: InfLLMIndex, prefilled: PrefilledLayer) -> None:
-        """Of all blocks, those in the window too: their tokens' attention is known now only."""
+        """Index all blocks, including those in the window: their tokens' attention is known only now."""
         seat, layer, keys = prefilled.seat, prefilled.layer, prefilled.keys
         received = local_attention(prefilled.queries, keys, prefilled.plan, index.scale)
         received[:, : prefilled.plan.num_sink] = float("-inf")
@@ -102,22 +99,16 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
         index.num_prompt_tokens[seat] = keys.shape[1]
 
     def extend(self, index: InfLLMIndex, leaving: Leaving) -> None:
-        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
-        span, blocks = (
-            slice(leaving.layers.start, leaving.layers.stop),
-            positions.clamp(min=0) // self.block_size,
-        )
-        means, counts = index.keys[:, span], index.counts[:, span]
-        old, old_counts = means[seats, :, :, blocks], counts[seats, :, :, blocks]
+        positions, size = leaving.positions, self.block_size
         # A block that begins here may hold an earlier request's.
-        is_first = (positions % self.block_size == 0)[:, None, None]
-        num_before = old_counts.masked_fill(is_first, 0)
-        before = old.masked_fill(is_first[..., None], 0)
-        new = before + (keys.float() - before) / (num_before + 1)[..., None]
-        # What was in the prompt is indexed; such a row, or one without a token, writes back what is there.
-        is_new = (positions >= 0) & (positions >= index.num_prompt_tokens[seats])
-        means[seats, :, :, blocks] = new.where(is_new[:, None, None, None], old)
-        counts[seats, :, :, blocks] = (num_before + 1).where(is_new[:, None, None], old_counts)
+        is_first = (positions % size == 0)[:, None, None]
+        num_before = leaving.read(index.counts, size).masked_fill(is_first, 0)
+        before = leaving.read(index.keys, size).masked_fill(is_first[..., None], 0)
+        new = before + (leaving.read_keys().float() - before) / (num_before + 1)[..., None]
+        # What was in the prompt is indexed.
+        is_new = positions >= index.num_prompt_tokens[leaving.seats]
+        leaving.write(index.keys, new, size, is_new)
+        leaving.write(index.counts, num_before + 1, size, is_new)
 
     def score(self, index: InfLLMIndex, candidates: Candidates) -> Tensor:
         num_blocks = -(-candidates.num_positions // self.block_size)

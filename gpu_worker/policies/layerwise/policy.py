@@ -7,7 +7,7 @@ from typing import Annotated
 
 from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Between
-from gpu_worker.policies.pyramidkv.policy import check_beta, pyramid_budget
+from gpu_worker.policies.pyramidkv.policy import pyramid_budget
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.policies.wrapper import AllocationPolicy
 
@@ -24,9 +24,6 @@ class LayerWise(AllocationPolicy):
 
     inner: RetainPolicy
     beta: Annotated[float, Between(1, 1000)] = 20
-
-    def __post_init__(self) -> None:
-        check_beta(self.beta)
 
     @property
     def name(self) -> str:

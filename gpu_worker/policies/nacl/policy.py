@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.best_rows import best_rows
-from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Share, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
@@ -33,12 +33,9 @@ class NACL(ScoredPolicy):
 
     name = "nacl"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = max(0, int(self.protected_share * num_prompt_tokens) - num_sink)
-        # A small budget's window takes no more than half of what the sinks leave.
-        num_recent = min(num_recent, (budget_tokens - num_sink) // 2)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        num_protected = int(self.protected_share * plan.num_prompt_tokens)
+        return plan.split_by_number(self.num_sink, max(0, num_protected - plan.sinks(self.num_sink)))
 
     def num_queries(self, plan: Plan) -> int:
         return max(1, int(self.proxy_share * plan.num_prompt_tokens)) if plan.selects else 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.top_k import outside
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import SplitShare, SplitTokens
 from gpu_worker.policies.recall import Candidates, RecallPolicy
 
@@ -17,8 +17,7 @@ from gpu_worker.policies.recall import Candidates, RecallPolicy
 class Oracle(RecallPolicy[None]):
     """All tokens; the top k are attended, by exact attention weight (Zhang et al., PQCache, section 4.1.3).
 
-    num_sink, recent_ratio: as for PQCache, and so is the split of the budget. Every token stays resident, because the
-    scores read all keys.
+    num_sink, recent_ratio: as for PQCache. Every token stays resident, because the scores read all keys.
     """
 
     num_sink: SplitTokens = 32
@@ -26,12 +25,8 @@ class Oracle(RecallPolicy[None]):
 
     name = "oracle"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return replace(
-            split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent), all_resident=True
-        )
+    def split(self, plan: Plan) -> Plan:
+        return replace(plan.split_by_ratio(self.num_sink, self.recent_ratio), all_resident=True)
 
     def allocate(self, shape: CacheShape) -> None:
         return None

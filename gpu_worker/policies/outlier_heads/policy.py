@@ -23,7 +23,7 @@ class OutlierHeads(AllocationPolicy):
     (R - f) / (1 - f) for the other heads, equally where the inner policy's layers are equal.
 
     Goes outside every other allocation. `layer_budget` moves the budget between layers, as layers have unequal numbers
-    of outliers; `compress` splits a layer's. That leaves less than a token a head unspent.
+    of outliers; `keep` splits a layer's. That leaves less than a token a head unspent.
 
     inner: the policy of the others, and of the outliers with a budget of all that they have. heads: (layer, KV head),
     layers counted as in `LayerRows`. num_kv_heads: of a layer of the model. share: of all KV heads, those that the
@@ -51,8 +51,8 @@ class OutlierHeads(AllocationPolicy):
         return f"{self.inner.name}+outliers"
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
-        """Raises ValueError when sinks, window and one token more of every other head do not fit beside the outliers,
-        or an outlier's layer is not there."""
+        """Raises ValueError when sinks, window and one token more of every other head do not fit with the outliers, or
+        an outlier's layer is not there."""
         budgets = [self.inner.layer_budget(plan, one, num_layers) for one in range(num_layers)]
         if not plan.selects:
             return budgets[layer]
@@ -86,21 +86,21 @@ class OutlierHeads(AllocationPolicy):
         # An outlier head keeps what is decoded, however often the others are compressed.
         return 1 if self.evicts else num_decoded
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         whole = sorted(head for layer, head in self.heads if layer == rows.layer)
         others = [head for head in range(self.num_kv_heads) if head not in whole]
         if not whole:
-            return self.inner.compress(rows, plan, budget)
+            return self.inner.keep(rows, plan)
         device = rows.keys.device
         outliers = rows.heads(torch.tensor(whole, device=device))
         num_rows = int((outliers.positions >= 0).sum(dim=1).max())
-        all_rows = self.inner.compress(outliers, plan, num_rows)
+        all_rows = self.inner.keep(outliers, plan.of_layer(num_rows))
         if not others:
             return all_rows
         # By the prompt: while decoding, outlier heads grow beyond the budget and the others stay as they are.
-        left = self.num_kv_heads * budget - len(whole) * plan.num_prompt_tokens
+        left = self.num_kv_heads * plan.num_kept - len(whole) * plan.num_prompt_tokens
         compressed = rows.heads(torch.tensor(others, device=device))
-        rest = self.inner.compress(compressed, plan, min(left // len(others), num_rows))
+        rest = self.inner.keep(compressed, plan.of_layer(min(left // len(others), num_rows)))
         return _together(all_rows, rest, torch.tensor(whole + others, device=device).argsort())
 
     def _num_whole(self, num_layers: int) -> list[int]:

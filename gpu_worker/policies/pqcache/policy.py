@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.kmeans import lloyd
-from gpu_worker.policies.base import CacheShape, Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Between, Iterations, OneOf, SplitShare, SplitTokens
 from gpu_worker.policies.pqcache.pq_append import pq_append
 from gpu_worker.policies.pqcache.pq_score import augment, max_square_norms, pq_assign, pq_score
 from gpu_worker.policies.pqcache.pq_select import pq_select
 from gpu_worker.policies.recall import Candidates, IndexJob, Leaving, ReadKeys, RecallPolicy, TrainedSegment
-from kv_store.client import PQ_METRICS, PQParams, check_metric
+from kv_store.client import PQ_METRICS, PQParams
 
 # More points a centroid change the codebook little, and a prompt waits for it: FAISS asks for 39 at least.
 POINTS_PER_CENTROID = 64
@@ -53,14 +53,14 @@ class PQIndex:
 class PQCache(RecallPolicy[PQIndex]):
     """All tokens; the top k are recalled by product-quantised keys (Zhang et al., PQCache, sections 3.1 to 3.3).
 
-    num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: always attended first
-    tokens. recent_ratio: the share of the rest of the budget that goes to the local window. max_iterations: of
-    K-means; 0 lets the store bound them by the paper's adaptive rule, and a trainer on the device choose.
+    num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: first tokens, always
+    attended. recent_ratio: the window's share of all other attended tokens. max_iterations: of K-means; 0 lets the
+    store bound them by the paper's adaptive rule, and a trainer on the device choose.
     points_per_centroid: most that a trainer on the device fits, spread evenly; the paper fits all. metric: of K-means
     and codes, "l2" or "ip", L2 of keys augmented for inner products (PQ-A4); scores are inner products by both.
     normalize: a query head's weights sum to 1 over the "candidates", as in the paper, or over "all" that it attends,
     sinks, window and new token included, so that a head of which these have most has less to say; every candidate then
-    gets a score. names_metric: the policy is called by its metric too, `pqcache+ip`, to be served beside another's.
+    gets a score. names_metric: the policy is called by its metric too, `pqcache+ip`, to be served along with another's.
     """
 
     num_subvectors: Annotated[int, Between(1, 64)] = 2
@@ -75,23 +75,14 @@ class PQCache(RecallPolicy[PQIndex]):
 
     needs_index_here = False
 
-    def __post_init__(self) -> None:
-        check_metric(self.metric, PQ_METRICS)
-        if self.normalize not in NORMALIZED_OVER:
-            raise ValueError(f"normalize={self.normalize}: use one of {', '.join(NORMALIZED_OVER)}")
-
     @property
     def name(self) -> str:
         return "pqcache" + f"+{self.metric}" * self.names_metric
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        num_candidates = num_prompt_tokens - num_sink - num_recent
-        if budget_tokens >= num_prompt_tokens or num_candidates < 2**self.num_bits:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        num_selected = budget_tokens - num_sink - num_recent
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected)
+    def split(self, plan: Plan) -> Plan:
+        plan = plan.split_by_ratio(self.num_sink, self.recent_ratio)
+        num_candidates = plan.num_prompt_tokens - plan.num_sink - plan.num_recent
+        return plan if num_candidates >= 2**self.num_bits else plan.attending_all()
 
     def allocate(self, shape: CacheShape) -> PQIndex:
         ksub, dsub, is_ip = 2**self.num_bits, shape.head_dim // self.num_subvectors, self.metric == "ip"
@@ -107,7 +98,7 @@ class PQCache(RecallPolicy[PQIndex]):
 
     @property
     def _counts_pairs(self) -> bool:
-        """Whether a token's weight, which two codes determine, is looked up in a table of all their pairs."""
+        """Return whether a token's weight, which two codes determine, is looked up in a table of all their pairs."""
         return self.num_subvectors == 2 and self.num_bits <= MAX_PAIR_BITS
 
     def prompt_job(self, plan: Plan, begin: int, end: int) -> IndexJob:
@@ -147,12 +138,12 @@ class PQCache(RecallPolicy[PQIndex]):
 
     def extend(self, index: PQIndex, leaving: Leaving) -> None:
         seats, keys = leaving.seats, leaving.read_keys()
-        span = slice(leaving.layers.start, leaving.layers.stop)
-        counts = None if index.pair_counts is None else index.pair_counts[:, span]
+        counts = None if index.pair_counts is None else leaving.at_layers(index.pair_counts)
         coders = index.codebooks if index.coders is None else index.coders
         if index.max_square_norms is not None:
-            keys = augment(keys, index.max_square_norms[:, span][seats])
-        pq_append(keys, coders[:, span], index.codes[:, span], counts, seats, leaving.positions)
+            keys = augment(keys, leaving.at_layers(index.max_square_norms)[seats])
+        codebooks, codes = leaving.at_layers(coders), leaving.at_layers(index.codes)
+        pq_append(keys, codebooks, codes, counts, seats, leaving.positions)
 
     def select(self, index: PQIndex, candidates: Candidates, counts: Tensor, width: int) -> Tensor:
         if index.pair_counts is None or self.normalize == "all":
@@ -187,7 +178,7 @@ class PQCache(RecallPolicy[PQIndex]):
 
 
 def _log_sums(candidates: Candidates) -> Tensor:
-    """Of the exponentials of sinks, window and new token, exactly: float32 [B, H_q]."""
+    """Return exact log-sum-exps over sinks, window and new token: float32 [B, H_q]."""
     keys, is_there = candidates.fixed_keys()
     query = candidates.query.float()
     grouped = query.view(*keys.shape[:2], -1, keys.shape[3])

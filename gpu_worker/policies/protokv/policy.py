@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpu_worker.kernels.kmeans import assign_points
 from gpu_worker.kernels.top_k import top_k
-from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Between, SomeTokens, Tokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.protokv.chunks import chunk_sums, irregularity
@@ -52,12 +52,8 @@ class ProtoKV(ScoredPolicy):
         if not (self.chunk_prototypes or self.hash_prototypes):
             raise ValueError("chunk_prototypes and hash_prototypes are both False: leave at least one True")
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        # At least half of a small budget is selected.
-        num_recent = min(self.window, max(1, budget_tokens // 2))
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink=0, num_recent=num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, num_selected=budget_tokens - num_recent)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_number(0, self.window)
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_recent if plan.selects else 0
@@ -69,7 +65,7 @@ class ProtoKV(ScoredPolicy):
         keys = rows.keys[:, :num_prefix]
         sums = self._group_sums(keys, seed=(rows.seed * rows.num_layers + rows.layer) % 2**63)
         means = group_means(votes[:, :num_prefix], nearest_prototype(keys, sums), sums.shape[1])
-        # A group's members are equal: the budget cuts inside it by their own votes (PK-A6).
+        # A group's members are equal: their own votes decide among them (PK-A6).
         return Scores(F.pad(means, (0, plan.num_recent)), second=votes)
 
     def _group_sums(self, keys: Tensor, seed: int) -> Tensor:
@@ -91,7 +87,7 @@ class ProtoKV(ScoredPolicy):
         return torch.cat([chunk_sums(keys, num_chunks, is_regular), bucket_sums(outliers, features)], dim=1)
 
     def _most_irregular(self, keys: Tensor, num_chunks: int) -> Tensor:
-        """Those of all chunks together (PK-A3), of equal ones the later: int64 [H_kv, p], ascending."""
+        """Return the most irregular tokens of all chunks (PK-A3), ties to the later: int64 [H_kv, p], ascending."""
         width = min(self.num_irregular, keys.shape[1])
         counts = torch.full((1,), width, device=keys.device)
         # All are finite, so that none is missing.

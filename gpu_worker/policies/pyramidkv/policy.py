@@ -20,27 +20,17 @@ class PyramidKV(SnapKV):
     beta: the mean layer selects so many times what the last one does. The other fields are SnapKV's.
     """
 
+    # Below 1 the last layer would select more than the mean.
     beta: Annotated[float, Between(1, 1000)] = 20
 
     name = "pyramidkv"
-
-    def __post_init__(self) -> None:
-        # super() without arguments fails in a dataclass with slots.
-        super(PyramidKV, self).__post_init__()
-        check_beta(self.beta)
 
     def layer_budget(self, plan: Plan, layer: int, num_layers: int) -> int:
         return pyramid_budget(plan, layer, num_layers, self.beta)
 
 
-def check_beta(beta: float) -> None:
-    """Raises ValueError when the last layer would select more than the mean."""
-    if beta < 1:
-        raise ValueError(f"beta is {beta}; from 1 on, budgets fall from layer to layer")
-
-
 def pyramid_budget(plan: Plan, layer: int, num_layers: int, beta: float) -> int:
-    """Tokens kept in one layer, sinks and window included; over the layers the mean is the budget exactly.
+    """Tokens kept in one layer, sinks and window included; over the layers the mean is the plan's exactly.
 
     Selected tokens fall linearly, the mean layer's being `beta` times the last one's, which has one at least. Where the
     first would select more than the prompt has, it selects all, and the last ones have the rest.

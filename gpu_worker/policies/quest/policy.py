@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, attend_all
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Between
 from gpu_worker.policies.quest.page_bound import page_bound
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
@@ -29,22 +29,18 @@ class Quest(RecallPolicy[QuestIndex]):
 
     page_size: tokens of a page; page p is of the positions from p * page_size on.
 
-    A token scores as its page does, so that whole pages are taken: their number is the budget's, rounded down, less
-    one, and what is left of the budget is the window, a page at least, as the paper always attends the last page. There
-    are no sinks. Of pages that tie the later goes first, whole. One page is cut, to its most recent tokens, where the
-    budget cannot be kept otherwise: when the open page, of which only a part has left the window, is among the best.
+    A token scores as its page does, so that whole pages are taken. The window has what they leave, a page at least, as
+    the paper always attends the last page. There are no sinks. Of pages that tie the later goes first, whole. One page
+    is cut, to its most recent tokens, when the open page, of which only a part has left the window, is among the best.
     """
 
     page_size: Annotated[int, Between(1, 4096)] = 16
 
     name = "quest"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_selected = max(0, budget_tokens // self.page_size - 1) * self.page_size
-        num_recent = budget_tokens - num_selected
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, num_selected)
+    def split(self, plan: Plan) -> Plan:
+        num_pages = max(0, plan.num_kept // self.page_size - 1)
+        return plan.split(num_recent=plan.num_kept - num_pages * self.page_size)
 
     def allocate(self, shape: CacheShape) -> QuestIndex:
         num_pages = -(-shape.max_model_len // self.page_size)
@@ -67,16 +63,11 @@ class Quest(RecallPolicy[QuestIndex]):
             index.key_max[seat, layer, :, num_full] = opened.amax(dim=1)
 
     def extend(self, index: QuestIndex, leaving: Leaving) -> None:
-        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
-        pages = positions.clamp(min=0) // self.page_size
-        is_first = (positions % self.page_size == 0)[:, None, None, None]
-        is_present = (positions >= 0)[:, None, None, None]
-        for extremes, narrower in ((index.key_min, torch.minimum), (index.key_max, torch.maximum)):
-            at_layers = extremes[:, leaving.layers.start : leaving.layers.stop]
-            old = at_layers[seats, :, :, pages]
-            new = keys.where(is_first, narrower(old, keys))
-            # A row without a token writes back what is there.
-            at_layers[seats, :, :, pages] = new.where(is_present, old)
+        keys = leaving.read_keys()
+        is_first = (leaving.positions % self.page_size == 0)[:, None, None, None]
+        for extremes, wider in ((index.key_min, torch.minimum), (index.key_max, torch.maximum)):
+            new = keys.where(is_first, wider(leaving.read(extremes, self.page_size), keys))
+            leaving.write(extremes, new, self.page_size)
 
     def score(self, index: QuestIndex, candidates: Candidates) -> Tensor:
         layer, begin, end = candidates.layer, candidates.begin, candidates.end

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpu_worker.policies.base import Plan, StepAttention, attend_all
+from gpu_worker.policies.base import Plan, StepAttention
 from gpu_worker.policies.hyper_parameters import Between, SplitShare
 from gpu_worker.policies.observed import group_mean, weight_tiles
 from gpu_worker.policies.retain import KeptStep, LayerRows, Observing, Recompression, Retained
@@ -46,17 +46,17 @@ class Scissorhands(ScoredPolicy):
     section 4).
 
     A token's counter is the number of recent queries whose weight on it was below 1/t, t the tokens that the query
-    sees; those with the largest counters are evicted first. Choice B-A1: no sinks, and the whole budget is met at once
-    when the prompt is prefilled.
+    sees; those with the largest counters are evicted first. Choice B-A1: no sinks, and a layer keeps B tokens as soon
+    as the prompt is prefilled.
 
     window_size: queries w that the counter looks back on. recent_ratio: the most recent tokens, as a share of the
-    prompt, that never go; cut to a quarter of a small budget.
+    prompt, that never go; at most a quarter of B.
 
-    While decoding, half a budget goes at once, every half budget of tokens, by counters of just the last w queries. The
-    next call is foreseen: queries before its window are not counted, and where w tokens take several calls, what is
-    counted by now is kept apart for each call whose window reaches back so far. A layer keeps B at prefill and
-    may grow to B + B/2 until the first such call, the decoded tokens on top of the budget as in every one-shot method;
-    that call and all later ones leave B - B/2, which refills to B, the token being decoded included.
+    While decoding, B/2 tokens go at once, every B/2 tokens, by counters of just the last w queries. The next call is
+    foreseen: queries before its window are not counted, and where w tokens take several calls, what is counted by now
+    is kept apart for each call whose window reaches back so far. A layer may grow to B + B/2 until the first such call,
+    the decoded tokens on top of B as in every one-shot method; that call and all later ones leave B - B/2, which
+    refills to B, the token being decoded included.
     """
 
     window_size: Annotated[int, Between(1, EVERY - 1)] = 400
@@ -64,15 +64,9 @@ class Scissorhands(ScoredPolicy):
 
     name = "scissorhands"
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.window_size < EVERY:
-            raise ValueError(f"window_size is {self.window_size}; give 1 to {EVERY - 1} queries")
-
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_recent = min(int(num_prompt_tokens * self.recent_ratio), budget_tokens // 4)
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, budget_tokens - num_recent)
+    def split(self, plan: Plan) -> Plan:
+        wanted = int(plan.num_prompt_tokens * self.recent_ratio)
+        return plan.split(num_recent=min(wanted, plan.num_kept // 4))
 
     def num_queries(self, plan: Plan) -> int:
         return min(self.window_size, plan.num_prompt_tokens)
@@ -84,12 +78,12 @@ class Scissorhands(ScoredPolicy):
             else None
         )
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
+    def keep(self, rows: LayerRows, plan: Plan) -> Retained:
         if rows.num_tokens == plan.num_prompt_tokens:
-            retained = super(Scissorhands, self).compress(rows, plan, budget)
+            retained = super(Scissorhands, self).keep(rows, plan)
             return replace(retained, history=self._seen_by_next(rows, plan, retained.positions))
         rows = replace(rows, history=self._gathered(rows, plan))
-        retained = super(Scissorhands, self).compress(rows, plan, budget - budget // 2)
+        retained = super(Scissorhands, self).keep(rows, plan.of_layer(plan.num_kept - plan.num_kept // 2))
         assert retained.history is not None
         return replace(retained, history=pad(retained.history[..., 1:], (0, 1)))
 
@@ -129,7 +123,7 @@ class Scissorhands(ScoredPolicy):
         return rows.history + torch.stack(steps, dim=-1).short()
 
     def _seen_by_next(self, rows: LayerRows, plan: Plan, positions: Tensor) -> Tensor:
-        """What the prompt's queries leave in the counters of the first call and those after it, of these positions
+        """Return what the prompt's queries leave in the counters of the first call and those after it, for positions
         int64 [H_kv, S]: int16 [H_kv, S, 1 + later]."""
         dropped = self._dropped(plan)
         num_later, interval = dropped.num_later, dropped.interval
@@ -151,8 +145,8 @@ class Scissorhands(ScoredPolicy):
 
     @staticmethod
     def _below_average(rows: LayerRows) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of the prompt's last queries, a few at a time: where they stand, int64 [t], after whether each weighs a token
-        that it sees below the average, bool [H_kv, t, n]."""
+        """Yield the prompt's last queries, a few at a time: whether each weighs a token that it sees below the average,
+        bool [H_kv, t, n], and their positions, int64 [t]."""
         every = torch.arange(rows.keys.shape[1], device=rows.keys.device)
         for weights, positions in weight_tiles(rows):
             last = positions[0]

@@ -1,4 +1,4 @@
-"""SemanticKV: the prompt's queries of largest norm vote, beside the last ones, on what is kept."""
+"""SemanticKV: the prompt's queries of largest norm and its last ones vote on what is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d, pad
 
 from gpu_worker.kernels.best_rows import best_rows
-from gpu_worker.policies.base import Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Between, Share, Tokens
 from gpu_worker.policies.observed import group_mean, observed_weight, weight_tiles
 from gpu_worker.policies.retain import LayerRows
@@ -37,16 +37,12 @@ class SemanticKV(ScoredPolicy):
     num_sink: Tokens = 256
     recent_share: Share = 0.01
     semantic_share: Share = 0.01
-    kernel: Annotated[int, Between(1, 1023)] = 1
+    kernel: Annotated[int, Between(1, 1023, is_odd=True)] = 1
     reserve_sinks: bool = True
     reserve_recent: bool = True
     by_norm: bool = True
     head_wise: bool = True
     count_corrected: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel is {self.kernel}; give an odd number, so that votes stay centred")
 
     @property
     def name(self) -> str:
@@ -59,12 +55,9 @@ class SemanticKV(ScoredPolicy):
         )
         return "".join(("semantickv", *parts))
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens) if self.reserve_sinks else 0
-        # A small budget's window takes no more than half of what the sinks leave: the rest is for the votes.
-        most_recent = (budget_tokens - num_sink) // 2 if self.reserve_recent else 0
-        num_recent = min(self._num_recent_voters(num_prompt_tokens), most_recent)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        num_recent = self._num_recent_voters(plan.num_prompt_tokens) * self.reserve_recent
+        return plan.split_by_number(self.num_sink * self.reserve_sinks, num_recent)
 
     def num_queries(self, plan: Plan) -> int:
         # A query of large norm may be anywhere in the prompt.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_worker.policies.base import Plan, attend_all
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Between, OneOf, SomeTokens
 from gpu_worker.policies.observed import observed_weight
 from gpu_worker.policies.retain import LayerRows
@@ -22,29 +22,19 @@ class SnapKV(ScoredPolicy):
 
     Nothing more is evicted while decoding.
 
-    window: last tokens of the prompt, whose queries vote; they are kept, and are at most half of the budget. kernel:
-    tokens that share a vote, odd. pooling: "max" or "avg" of their votes.
+    window: last tokens of the prompt, whose queries vote; they are kept, and are at most half of all kept. kernel:
+    tokens that share a vote. pooling: "max" or "avg" of their votes.
     """
 
     window: SomeTokens = 32
-    kernel: Annotated[int, Between(1, 1023)] = 7
+    kernel: Annotated[int, Between(1, 1023, is_odd=True)] = 7
     pooling: Annotated[Literal["max", "avg"], OneOf(("max", "avg"))] = "max"
 
     name = "snapkv"
 
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}; at least one query must vote")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel is {self.kernel}; give an odd number, so that votes stay centred")
-        if self.pooling not in ("max", "avg"):
-            raise ValueError(f"pooling is {self.pooling!r}; give 'max' or 'avg'")
-
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_recent = min(self.window, max(1, budget_tokens // 2))
-        if budget_tokens >= num_prompt_tokens or num_prompt_tokens <= num_recent + 1:
-            return attend_all(num_prompt_tokens, budget_tokens, 0, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, 0, num_recent, budget_tokens - num_recent)
+    def split(self, plan: Plan) -> Plan:
+        plan = plan.split_by_number(0, self.window)
+        return plan if plan.num_prompt_tokens > plan.num_recent + 1 else plan.attending_all()
 
     def num_queries(self, plan: Plan) -> int:
         return plan.num_recent if plan.selects else 0

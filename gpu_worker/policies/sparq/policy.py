@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.hyper_parameters import Between, SplitShare, SplitTokens
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 
@@ -39,10 +39,8 @@ class SparQ(RecallPolicy[SparQIndex]):
 
     name = "sparq"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> SparQIndex:
         return SparQIndex(shape.seated(shape.head_dim, shape.max_model_len, dtype=shape.dtype))
@@ -52,13 +50,7 @@ class SparQ(RecallPolicy[SparQIndex]):
         index.keys[prefilled.seat, prefilled.layer, :, :, :end] = prefilled.keys[:, :end].transpose(1, 2)
 
     def extend(self, index: SparQIndex, leaving: Leaving) -> None:
-        seats, positions, keys = leaving.seats, leaving.positions, leaving.read_keys()
-        at_layers = index.keys[:, leaving.layers.start : leaving.layers.stop]
-        columns = positions.clamp(min=0)
-        # A row without a token writes back what is there.
-        old = at_layers[seats, :, :, :, columns]
-        is_present = (positions >= 0)[:, None, None, None]
-        at_layers[seats, :, :, :, columns] = keys.to(old.dtype).where(is_present, old)
+        leaving.write(index.keys.mT, leaving.read_keys())
 
     def score(self, index: SparQIndex, candidates: Candidates) -> Tensor:
         weights = self._scores(index, candidates).softmax(dim=-1).sum(dim=2)

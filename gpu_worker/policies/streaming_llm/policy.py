@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker.policies.base import Plan, attend_all, sink_tokens
+from gpu_worker.policies.base import Plan
 from gpu_worker.policies.hyper_parameters import Tokens
-from gpu_worker.policies.retain import Evicted, LayerRows, Retained, RetainPolicy, StepSlots
-from gpu_worker.policies.scored import Scores, keep_best
+from gpu_worker.policies.retain import Evicted, LayerRows, StepSlots
+from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 
 @dataclass(frozen=True, slots=True)
-class StreamingLLM(RetainPolicy):
+class StreamingLLM(ScoredPolicy):
     """Sinks and a sliding window (Xiao et al., StreamingLLM, section 3.2).
 
     num_sink: first tokens kept. What is kept has its positions in the text, as in the ports that papers compare with.
@@ -24,15 +24,11 @@ class StreamingLLM(RetainPolicy):
     name = "streaming_llm"
     evicts = True
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = budget_tokens - num_sink
-        if budget_tokens >= num_prompt_tokens:
-            return attend_all(num_prompt_tokens, budget_tokens, num_sink, num_recent)
-        return Plan(num_prompt_tokens, budget_tokens, num_sink, num_recent, num_selected=0)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, 1.0)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        return keep_best(rows, plan, Scores(torch.zeros_like(rows.positions, dtype=torch.float32)))
+    def score(self, rows: LayerRows, plan: Plan) -> Scores:
+        return Scores(torch.zeros_like(rows.positions, dtype=torch.float32))
 
     def evict(self, slots: StepSlots) -> Evicted:
         # One has left the window since the last step.

@@ -50,7 +50,7 @@ def test_a_file_is_replaced_at_once(path: Path) -> None:
     before = path.read_bytes()
     with path.open("rb") as reader:
         write_calibration(path, FACTS, replace(OBSERVATION, outlier_scores=SCORES / 2), {})
-        # who has the old one open goes on with it
+        # an open reader keeps the old file
         assert reader.read() == before
     assert torch.equal(read_calibration(str(path)).outlier_scores, SCORES / 2)
     assert list(path.parent.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""Forced tokens through decode steps: what is told of them is what a whole dense forward says."""
+"""Scores of tokens that are forced through decode steps are those of a whole dense forward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks that take long, of a matcher that is told when to give one."""
+"""Masks that take long, of a matcher that gives one only when a test lets it."""
 
 from __future__ import annotations
 

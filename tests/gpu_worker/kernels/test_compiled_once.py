@@ -1,4 +1,4 @@
-"""Test that the first batch and prompt compile every kernel of a step and of a prompt."""
+"""Kernels of a step and a prompt are compiled for the first batch and prompt, and never again."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
     store_prompt(torch.zeros(1, 8, num_tokens, 256, dtype=bfloat16), pool, of_prompt, 0, 0)
     load_prompt(torch.zeros(8, num_tokens, 256, dtype=bfloat16), pool, of_prompt[0, 0])
     last = torch.arange(num_tokens - 32, num_tokens).expand(32, 32)
-    for told in (None, None), (last, torch.ones(32, 1).expand(32, 32)):
-        observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, *told, 0.1)
+    for given in (None, None), (last, torch.ones(32, 1).expand(32, 32)):
+        observed_weight(torch.zeros(32, 32, 128, dtype=bfloat16), keys, *given, 0.1)
 """
 
 
@@ -123,8 +123,8 @@ for num_tokens in 300, 1024, 4096, 15044, 32768, 131072:
 def test_no_length_and_no_batch_size_compiles_again(script: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    told = "print(*sorted(name for name, _ in noted), sep='\\n')"
-    command = [sys.executable, "-c", HEAD + script + told]
+    given = "print(*sorted(name for name, _ in noted), sep='\\n')"
+    command = [sys.executable, "-c", HEAD + script + given]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()

@@ -23,7 +23,7 @@ class OnDevice:
 
 
 def double(first: OnDevice, factor: int = 2) -> tuple[str, int]:
-    """Stand in for an operation that has a kernel."""
+    """Return twice the tensor."""
     return "reference", factor
 
 
@@ -53,7 +53,7 @@ def test_a_missing_kernel_is_said_when_it_is_called() -> None:
 
 def test_what_is_chosen_says_what_the_reference_says() -> None:
     chosen = by_device(double, "no_such_module")
-    assert (chosen.__name__, chosen.__doc__) == ("double", "What is doubled.")
+    assert (chosen.__name__, chosen.__doc__) == ("double", "Return twice the tensor.")
 
 
 def test_importing_every_op_loads_no_triton() -> None:

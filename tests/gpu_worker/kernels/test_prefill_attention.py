@@ -106,7 +106,7 @@ def test_packed_prompts_attend_as_each_alone(
 def joined(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of PyTorch's fused attention, and the logarithm of its softmax sums."""
+    """Return the output of PyTorch's fused attention, and the logarithm of its softmax sums."""
     group = query.shape[1] // keys.shape[1]
     scores = query @ keys.repeat_interleave(group, dim=1).transpose(2, 3) * scale
     if is_causal:

@@ -90,7 +90,7 @@ def assert_same(mine: Residency, theirs: Residency) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """Arguments of one call."""
+    """The arguments of one call."""
 
     seats: list[int]
     required: Tensor

@@ -57,7 +57,7 @@ def some_offsets(num_bytes: int, row_bytes: int, count: int) -> Tensor:
 
 
 class Copied:
-    """Results of plain loops over the arena, and over rows that are gathered from it."""
+    """Expected contents of the arena, and of rows gathered from it, made by plain loops."""
 
     def __init__(self, arena: Tensor, offsets: Tensor, rows: Tensor) -> None:
         """rows: bytes [..., row_bytes] of each offset."""

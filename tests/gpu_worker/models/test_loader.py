@@ -320,7 +320,7 @@ def test_unknown_load_format(directory: Path) -> None:
 
 def test_out_of_memory_is_a_model_error(directory: Path) -> None:
     edit_json(directory / "config.json", vocab_size=1 << 24, hidden_size=1 << 17, head_dim=4)
-    assert "no room for the weights" in refusal(directory, load_format="dummy")
+    assert "no memory for the weights" in refusal(directory, load_format="dummy")
 
 
 def test_a_path_that_is_no_model(tmp_path: Path) -> None:

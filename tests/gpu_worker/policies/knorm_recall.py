@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.policies.base import CacheShape, Plan, sink_tokens, split_budget
+from gpu_worker.policies.base import CacheShape, Plan
 from gpu_worker.policies.recall import Candidates, Leaving, PrefilledLayer, RecallPolicy
 from gpu_worker.policies.rounding import rounded
 
@@ -31,10 +31,8 @@ class KnormRecall(RecallPolicy[NormIndex]):
 
     name = "knorm_recall"
 
-    def plan(self, num_prompt_tokens: int, budget_tokens: int) -> Plan:
-        num_sink = sink_tokens(self.num_sink, budget_tokens)
-        num_recent = int((budget_tokens - num_sink) * self.recent_ratio)
-        return split_budget(num_prompt_tokens, budget_tokens, num_sink, num_recent)
+    def split(self, plan: Plan) -> Plan:
+        return plan.split_by_ratio(self.num_sink, self.recent_ratio)
 
     def allocate(self, shape: CacheShape) -> NormIndex:
         return NormIndex(shape.seated(shape.max_model_len, dtype=torch.float32))
@@ -44,12 +42,7 @@ class KnormRecall(RecallPolicy[NormIndex]):
         index.norms[prefilled.seat, prefilled.layer, :, : norms.shape[1]] = norms
 
     def extend(self, index: NormIndex, leaving: Leaving) -> None:
-        norms = index.norms[:, leaving.layers.start : leaving.layers.stop]
-        seats, at = leaving.seats, leaving.positions.clamp(min=0)
-        is_there = (leaving.positions >= 0)[:, None, None]
-        # Where no token leaves, what is there is written back.
-        new = rounded(leaving.read_keys().float().norm(dim=-1))
-        norms[seats, :, :, at] = new.where(is_there, norms[seats, :, :, at])
+        leaving.write(index.norms, rounded(leaving.read_keys().float().norm(dim=-1)))
 
     def score(self, index: NormIndex, candidates: Candidates) -> Tensor:
         norms = index.norms[candidates.seats, candidates.layer, :, : candidates.num_positions]

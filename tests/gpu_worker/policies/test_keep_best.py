@@ -1,4 +1,4 @@
-"""Test what every policy that scores keeps."""
+"""The tokens that every scoring policy keeps."""
 
 from __future__ import annotations
 

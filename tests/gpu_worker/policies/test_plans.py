@@ -8,6 +8,8 @@ import pytest
 
 from gpu_worker.policies.base import Family
 from gpu_worker.policies.bitkeys.policy import BitKeys
+from gpu_worker.policies.cam.policy import CaM
+from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.full.policy import Full
 from gpu_worker.policies.h2o.policy import H2O
@@ -16,6 +18,7 @@ from gpu_worker.policies.infllm.policy import InfLLM
 from gpu_worker.policies.nacl.policy import NACL
 from gpu_worker.policies.oracle.policy import Oracle
 from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.protokv.policy import ProtoKV
 from gpu_worker.policies.quest.policy import Quest
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.scissorhands.policy import Scissorhands
@@ -89,6 +92,16 @@ def test_the_papers_defaults_at_a_long_prompt() -> None:
 QUEST = {512: (16, 496), 100: (20, 80), 32: (16, 16), 31: (31, 0), 9: (9, 0)}
 INFLLM = {1024: (128, 512, 384), 256: (64, 64, 128), 160: (40, 120, 0), 3: (1, 2, 0)}
 SNAPKV = {64: 32, 63: 31, 10: 5, 3: 1, 2: 1}
+PROTOKV = {64: 8, 16: 8, 15: 7, 9: 4, 7: 3, 3: 1, 2: 1}
+# Of 1001 tokens.
+CHELSEA = {
+    1000: (16, 64, 920),
+    144: (16, 64, 64),
+    128: (16, 56, 56),
+    79: (16, 31, 32),
+    4: (1, 1, 2),
+    2: (1, 0, 1),
+}
 SPLITS = [
     (SparQ(), 1000, 233, (32, 100, 101), None),
     *((Quest(), 1000, budget, (0, *rest), None) for budget, rest in QUEST.items()),
@@ -99,6 +112,9 @@ SPLITS = [
     (SnapKV(), 10000, 1024, (0, 32, 992), 32),
     # Half of a small budget is window.
     *((SnapKV(), 10000, n, (0, recent, n - recent), recent) for n, recent in SNAPKV.items()),
+    *((ProtoKV(), 4097, n, (0, recent, n - recent), recent) for n, recent in PROTOKV.items()),
+    *((Chelsea(), 1001, budget, split, None) for budget, split in CHELSEA.items()),
+    (CaM(), 10000, 2000, (4, 1996, 0), 32),
     (H2O(), 1000, 201, (0, 100, 101), 1000),
     (SemanticKV(), 64000, 12800, (256, 640, 11904), 64000),
     # Sinks give way to a quarter of a small budget, the window to half of the rest.

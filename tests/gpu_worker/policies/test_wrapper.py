@@ -16,9 +16,9 @@ from gpu_worker.policies.retain import Recompression, RetainPolicy
 
 HOOKS = {name for name in dir(RetainPolicy) if not name.startswith("_")}
 CASES = {
-    "between heads": (AdaKV, {"name", "most_kept", "compress"}),
+    "between heads": (AdaKV, {"name", "most_kept", "keep"}),
     "between layers": (LayerWise, {"name", "layer_budget"}),
-    "outliers": (OutlierHeads, {"name", "layer_budget", "most_kept", "room", "compress"}),
+    "outliers": (OutlierHeads, {"name", "layer_budget", "most_kept", "room", "keep"}),
 }
 
 
@@ -37,7 +37,7 @@ def test_what_a_wrapper_does_not_define_is_its_inner_policys(case: str) -> None:
     arguments: tuple[Any, ...] = (frozenset(), 2) if wrapper is OutlierHeads else ()
     policy: Any = wrapper(Everything(), *arguments)
     found = {name for name in HOOKS if getattr(policy, name) != name}
-    assert found - {"evicts"} == own | {"plan", "compress", "recompression"}
+    assert found - {"evicts"} == own | {"compress", "recompression"}
     assert policy.evicts is False
 
 

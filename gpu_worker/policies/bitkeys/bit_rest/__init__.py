@@ -1,4 +1,4 @@
-"""What stands in for the candidates that a step does not attend: how much they weigh, and what their values come to."""
+"""The stand-in for candidates that a step does not attend: their summed weight and their mean value."""
 
 from gpu_worker.kernels.dispatch import by_device
 from gpu_worker.policies.bitkeys.bit_rest import reference

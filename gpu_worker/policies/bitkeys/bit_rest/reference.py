@@ -63,7 +63,7 @@ def bit_rest(
     scale: float,
     rest: Rest | None = None,
 ) -> Rest:
-    """What stands in for the candidates beside the selected ones.
+    """Return one row per query head that stands in for the unselected candidates.
 
     query: [B, H_q, d]. rotation, codes, scales, seats, begin, end: as `bit_score` has them. means, value_means: float32
     [seats, H_kv, d], slopes: [seats, H_kv, d, d], as `fit_values` wrote them. selected: int64 [B, H_kv, K], ascending,

@@ -22,7 +22,7 @@ LARGEST = 127
 NUM_SAMPLES = 512
 # A level is what is left of a weight's float32 without its low bits: 8 an octave, in seven bits. Of k tokens that are
 # taken of a group of G heads, whose weights sum to G, the lightest weighs G / k at most. Weights up to four times that
-# are told apart, and down to 2^-13 of it.
+# are distinguished, and down to 2^-13 of it.
 LEVEL_SHIFT = 20
 OCTAVE = 1 << 23 - LEVEL_SHIFT
 LEVELS_ABOVE = 2 * OCTAVE
@@ -71,7 +71,7 @@ def bit_score(
 
 
 def levels(weights: Tensor, counts: Tensor, group: int) -> Tensor:
-    """What weights are compared by where `counts[b]` tokens are selected, in float32; -inf where there is no candidate.
+    """Return the float32 levels by which `counts[b]` tokens are selected; -inf where there is no candidate.
 
     weights: as `bit_score` returns them, of a group of so many query heads. counts: int64 [B].
     """
@@ -82,7 +82,7 @@ def levels(weights: Tensor, counts: Tensor, group: int) -> Tensor:
 
 
 def level_base(group: int) -> int:
-    """What the leading bits of a weight and of the number of tokens that are taken exceed by the level."""
+    """Return the base that is subtracted from the leading bits of a weight and of the number of tokens taken."""
     of_group = EXPONENT_OF_ONE + (group - 1).bit_length()
     return (EXPONENT_OF_ONE + of_group) * OCTAVE + LEVELS_ABOVE - MAX_LEVEL
 
@@ -100,7 +100,7 @@ def _products(rotated: Tensor, codes: Tensor) -> Tensor:
 
 
 def _sink_logits(grouped: Tensor, sinks: Tensor, begin: Tensor) -> Tensor:
-    """Of the keys below `begin`: [B, H_kv, G, S], -inf where there is none."""
+    """Return the logits of the keys below `begin`: [B, H_kv, G, S], -inf where there is none."""
     absent = torch.arange(sinks.shape[2], device=begin.device) >= begin[:, None]
     products = grouped @ sinks.masked_fill(absent[:, None, :, None], 0.0).transpose(-1, -2)
     return products.masked_fill(absent[:, None, None], -math.inf)

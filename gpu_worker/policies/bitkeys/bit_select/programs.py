@@ -77,7 +77,7 @@ def _load(words, first, last, PART: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _below(flags, last, PART: tl.constexpr):
-    """Of the words below `last` only."""
+    """Return the flags of words below `last`, and 0 for the others."""
     word = PART * flags.shape[0] + tl.arange(0, flags.shape[0])
     return tl.where(word < last, flags, 0)
 

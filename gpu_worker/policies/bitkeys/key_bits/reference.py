@@ -21,7 +21,7 @@ STEP = 0.9957
 CODE_CENTRE = 0.5
 LARGEST_SCALE = 65504.0
 
-# An index has room for whole tiles of so many positions: kernels need mask nothing that they read of it.
+# An index has space for whole tiles of so many positions: kernels need mask nothing that they read of it.
 TILE = 512
 
 

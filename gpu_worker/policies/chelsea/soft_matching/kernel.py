@@ -6,7 +6,7 @@ grid (H): the level at which the wanted number of edges is reached, and by prefi
 each chunk leaves out and where its survivors go. 4. `merge_chunk`, grid (chunks, tiles of d, H): survivors are copied
 in order, and partners become means, by a product with a matrix of zeros and ones.
 
-Rows are read twice and written once; beside them a round takes 4 bytes an edge and 32 KiB a head. The histogram's
+Rows are read twice and written once; in addition a round takes 4 bytes an edge and 32 KiB a head. The histogram's
 atomic sums are of whole numbers: two runs agree. Chunks above 256 rows, and so all rows as one chunk, go to the
 reference, which waits for the host once a round.
 """

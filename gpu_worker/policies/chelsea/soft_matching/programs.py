@@ -86,7 +86,7 @@ def match_chunk(
 
 @triton.jit
 def upper_half(x: tl.tensor) -> tl.tensor:
-    """What TF32 has of a float32; the rest is a float32 of fewer bits."""
+    """Round a float32 to the bits that TF32 keeps; the remainder is a float32 of fewer bits."""
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
@@ -104,8 +104,9 @@ def choose_edges(
     CHUNKS: tl.constexpr,
     STEP: tl.constexpr,
 ) -> None:
-    """Of one head: the level above which all edges are taken, int32 [H]; of each chunk how many edges at that level are
-    not, the first ones, and how many edges the chunks before it take: int32 [H, chunks]. EACH: edges of a chunk."""
+    """Choose the edges of one head: the level above which all are taken, int32 [H]; for each chunk how many edges at
+    that level are not, the first ones, and how many edges the chunks before it take: int32 [H, chunks]. EACH: edges of
+    a chunk."""
     head = tl.program_id(0).to(tl.int64)
     levels = tl.arange(0, LEVELS_TILE)
     counts = tl.load(histogram + head * LEVELS + levels, mask=levels < LEVELS, other=0)

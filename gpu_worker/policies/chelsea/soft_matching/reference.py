@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-# Cosines are told apart by 2**-12, about what 16-bit keys say. In the first layer the same two tokens at the same
+# Cosines are distinguished by 2**-12, about what 16-bit keys say. In the first layer the same two tokens at the same
 # distance are equally alike wherever they stand, and the last bit of a sum must not decide which of them merge.
 STEPS = 1 << 12
 

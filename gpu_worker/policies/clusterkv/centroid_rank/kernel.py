@@ -3,7 +3,7 @@
 A head here is one KV head of one lane. The place where a cluster starts is the sum of the sizes of all clusters that
 come before it, so counting comparisons takes the place of a sort: every program compares its clusters with all others
 of the head, tile by tile, and heads spread over all multiprocessors, which a sort in one program would not. Centroids
-of unused clusters are not read: an index holds room for the longest sequence. The last pass reads label and place of
+of unused clusters are not read: an index has space for the longest sequence. The last pass reads label and place of
 each token (8 bytes), looks the start up in a table that stays in the first-level cache, and writes 4 bytes.
 """
 # mypy: allow-untyped-defs
@@ -124,7 +124,7 @@ def _starts(
         for first in range((block + 1) * BLOCK, num_clusters, BLOCK):
             others = first + places
             size = tl.load(sizes + others, mask=others < num_clusters, other=0)
-            # The room behind the last used cluster is most of an index.
+            # Most of an index lies behind the last used cluster.
             if tl.max(size, axis=0) > 0:
                 product = tl.load(products + others, mask=others < num_clusters, other=float("-inf"))
                 before += tl.where(product[None, :] > own[:, None], size[None, :], 0)

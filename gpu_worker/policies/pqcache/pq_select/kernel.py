@@ -81,7 +81,7 @@ def pq_select(
 
 
 def count_bits(num_positions: int, num_pairs: int) -> int:
-    """Bits for a number of candidates, beside a number of pairs in one integer of 31 bits, or else of 63."""
+    """Bits for a number of candidates that shares an integer with a number of pairs: one of 31 bits, or else of 63."""
     left = 31 - num_pairs.bit_length()
     return left if num_positions < 2**left else 32
 

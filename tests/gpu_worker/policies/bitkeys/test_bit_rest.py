@@ -1,4 +1,4 @@
-"""Test the stand-in for unselected candidates: equal by kernel and reference, and close to the candidates."""
+"""The stand-in for unselected candidates: kernel and reference agree, and are near to what it stands for."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_decoding_gives_what_the_published_loop_gives(group_size: int, merge_siz
 
 
 def in_order(values: Tensor, share: Tensor, reach: int) -> Tensor:
-    """Return what the positions behind a run of tokens are given, one token after another."""
+    """Compute what positions behind a run of tokens are given, one token after another."""
     run = torch.cat([values.double(), torch.zeros(values.shape[0], reach, values.shape[2]).double()], dim=1)
     for token in range(values.shape[1]):
         run[:, token + 1 : token + 1 + reach] += share[:, token, None, None] * run[:, token, None]
@@ -192,10 +192,3 @@ def test_what_is_kept_is_streaming_llms_and_repeats_under_a_seed(group_size: int
     assert torch.equal(retained.values, again.values)
     seeds = [policy.compress(replace(rows, seed=seed), plan, budget).values.float() for seed in range(8)]
     assert plan.num_recent < 2 or any(not torch.equal(values, seeds[0]) for values in seeds)
-
-
-def test_the_papers_defaults_at_a_long_prompt() -> None:
-    policy = CaM()
-    plan = policy.plan(10000, 2000)
-    assert (plan.num_sink, plan.num_recent, plan.num_selected) == (4, 1996, 0)
-    assert (policy.num_queries(plan), policy.recompression(plan)) == (32, None)

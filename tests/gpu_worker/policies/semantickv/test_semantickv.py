@@ -165,5 +165,3 @@ def test_pooled_scores_keep_a_needles_neighbours() -> None:
     assert NEEDLE in plain & pooled
     assert not plain.intersection((NEEDLE - 2, NEEDLE + 2))
     assert pooled.issuperset(range(NEEDLE - 2, NEEDLE + 3))
-    with pytest.raises(ValueError, match="kernel is 4; give an odd number"):
-        SemanticKV(kernel=4)
