@@ -8,10 +8,8 @@ import torch
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.errors import (
-    ArenaFull,
     CapacityError,
     InvalidLogits,
-    NeverFits,
     RequestError,
     StoreSilent,
     StoreUnavailable,
@@ -37,6 +35,7 @@ from gpu_worker.records.plans import (
 )
 from gpu_worker.runner.indexing import Indexing
 from gpu_worker.runner.intake import Intake
+from gpu_worker.runner.places import Places
 from gpu_worker.runner.prompts.base import Prompt
 from gpu_worker.runner.prompts.in_progress import AnyPass, Prefills
 from gpu_worker.runner.quantum_times import QuantumTimes
@@ -75,15 +74,14 @@ class LocalRunner:
     ) -> None:
         """prefixes: names the prefixes that requests may share; None: nothing is shared. num_layer_heads: KV heads of
         all layers."""
-        self._intake = intake
         self.pool = pool
         self.caches = caches
         self.offloader = offloader
         self.decode = decode
         self.prefills = prefills
         self.indexing = Indexing(caches.recall, offloader)
-        self.sequences: dict[str, Sequence] = {}
-        self._prefixes = prefixes
+        self._places = Places(intake, caches, offloader, prefixes)
+        self.sequences = self._places.sequences
         self._sampling = Sampling(Sampler())
         self._first_tokens = FirstTokens(self._sampling)
         self._steps = StepQueue(decode, self._sampling, device)
@@ -107,81 +105,11 @@ class LocalRunner:
         return self.offloader.is_reachable
 
     def enter(self, request: GenerationRequest) -> Entered:
-        sequence = self._intake.sequence(request)
-        self.sequences[request.request_id] = sequence
-        names, num_reusable = self._names(sequence)
-        known = self.offloader.known.count(names[:num_reusable])
-        return Entered(
-            sequence.num_prefill,
-            sequence.capacity,
-            sequence.is_open_ended,
-            known * self._prefixes.tokens_per_slab if self._prefixes is not None else 0,
-            names[0] if names else None,
-            num_reusable > 0,
-            sequence.prompt_attention() is None,
-        )
+        return self._places.enter(request)
 
     @in_step
     def admit(self, plan: Admit) -> Admitted:
-        sequence = self.sequences[plan.request_id]
-        sequence.seat, sequence.trusts_prefixes = plan.seat, plan.trusts_prefixes
-        sequence.offloads = False
-        if plan.policy is not None:
-            self._intake.choose(sequence, plan.policy)
-        has_slots, missing_bytes, error, is_open = False, 0, None, False
-        try:
-            has_slots = self.caches.admit(sequence)
-            is_open = has_slots and self._open(sequence, plan.may_open)
-        except ArenaFull as full:
-            missing_bytes = full.missing_bytes
-        except WorkerError as other:
-            error = other
-        needs_arena = sequence.offloads
-        if not is_open:
-            if has_slots:
-                self.caches.release(sequence)
-            sequence.seat = -1
-        elif not sequence.has_given_way:
-            sequence.num_reused = sequence.num_cached
-        return Admitted(is_open, needs_arena, sequence.num_cached, missing_bytes, error, self._lost())
-
-    def _open(self, sequence: Sequence, may_open: bool) -> bool:
-        """Start a sequence that has slots, or a copy of its prompt, in the store. There is room for all that it had
-        when it was preempted. Raises NeverFits, ArenaFull and StoreUnavailable."""
-        if sequence.offloads and (missing := self._missing_alone(sequence)):
-            if not self.caches.does_without_store(sequence):
-                raise NeverFits(
-                    f"{sequence.known_tokens} tokens and the index over them need {missing} bytes more than the KV "
-                    "store has; send a shorter prompt, or start with a larger --arena-bytes"
-                )
-            sequence.offloads = False
-        names, num_reusable = self._names(sequence)
-        if sequence.offloads:
-            self.offloader.check_answers()
-            if not may_open:
-                return False
-            room = max(sequence.num_prefill, sequence.known_tokens if sequence.has_given_way else 0) + 1
-            sequence.num_cached = self.offloader.open(sequence, room, names, num_reusable)
-        else:
-            sequence.num_cached = self.offloader.copies.open(sequence, names, num_reusable)
-        if self._prefixes is not None:
-            num_known = sequence.num_cached // self._prefixes.tokens_per_slab
-            self.caches.find_resident(sequence, names, num_known)
-        return True
-
-    def _missing_alone(self, sequence: Sequence) -> int:
-        """Bytes that it would miss in an empty arena, for its prompt and the next token."""
-        jobs = [one.cache.prompt_job(sequence, one.index) for one in self.caches.of(sequence)]
-        return self.offloader.missing_alone(
-            sequence.known_tokens + 1, [job for job in jobs if job is not None]
-        )
-
-    def _names(self, sequence: Sequence) -> tuple[tuple[bytes, ...], int]:
-        """The names of the slabs that its prompt fills, and how many of them it may share with others."""
-        if self._prefixes is None or not sequence.shares_prompt:
-            return (), 0
-        num_reusable = self._prefixes.num_reusable(sequence) if sequence.trusts_prefixes else 0
-        return self._prefixes.hashes(sequence), num_reusable
+        return self._places.admit(plan)
 
     @in_step
     def begin_prompts(self, request_ids: tuple[str, ...]) -> Outcome:
@@ -377,12 +305,8 @@ class LocalRunner:
     def spread_slots(self) -> None:
         self.caches.spread()
 
-    @property
-    def _offloading(self) -> list[Sequence]:
-        return [one for one in self.sequences.values() if one.offloads and one.seat >= 0]
-
     def holders(self) -> list[str]:
-        return [one.sequence_id for one in self._offloading if self.offloader.holds(one)]
+        return [one.sequence_id for one in self._places.offloading if self.offloader.holds(one)]
 
     def is_freeing(self) -> bool:
         self._ending = [trained for trained in self._ending if not trained.future.done()]
@@ -408,14 +332,10 @@ class LocalRunner:
         return [one.sequence_id for one, num_bytes in known.items() if num_bytes]
 
     def renew_store(self) -> tuple[str, ...]:
-        return self._lost() if self.offloader.renew() else ()
-
-    def _lost(self) -> tuple[str, ...]:
-        """Sequences whose rows were lost with an earlier store."""
-        return tuple(one.sequence_id for one in self._offloading if not self.offloader.holds(one))
+        return self._places.lost() if self.offloader.renew() else ()
 
     def _take_counts(self, wait: bool = True) -> None:
-        self.caches.recall.fetch_counts.take(self._offloading, wait)
+        self.caches.recall.fetch_counts.take(self._places.offloading, wait)
 
     def stats(self) -> RunnerStats:
         self._take_counts(wait=False)

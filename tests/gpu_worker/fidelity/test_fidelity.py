@@ -25,7 +25,7 @@ def job(*settings: Setting) -> Job:
 def test_forced_tokens_are_scored_as_a_dense_forward_scores_them() -> None:
     rig = Rig()
     whole, part = Setting("oracle", Budget(share=1.0)), Setting("oracle", Budget(tokens=40))
-    found = [each for some in Fidelity(rig.engine, job(whole, part)).run() for each in some]
+    found = [each for some in Fidelity(rig.worker, job(whole, part)).run() for each in some]
     # Two documents side by side under every setting, then the last one.
     assert [(each.document, each.policy, each.budget_tokens) for each in found] == [
         (document, policy, tokens)
@@ -58,7 +58,7 @@ def test_output_errors_are_by_layer_and_head_of_measured_documents() -> None:
     rig = Rig(policies=every_small_policy(), tokens_per_slab=256)
     settings = [Setting(policy, Budget(share=s)) for policy in ("oracle", "snapkv") for s in (0.97, 0.2)]
     asked = Job(DOCUMENTS[:2], tuple(settings), NUM_FORCED, 0, num_together=2, measured=(1,))
-    found = [each for some in Fidelity(rig.engine, asked).run() for each in some]
+    found = [each for some in Fidelity(rig.worker, asked).run() for each in some]
     shape = rig.model.config.num_layers, rig.model.config.num_heads
     means = {}
     for each in found:
@@ -79,7 +79,7 @@ def test_what_a_policy_refuses_is_told_and_the_others_go_on() -> None:
     refused = Setting("chelsea+outliers", Budget(tokens=12))
     found = [
         each
-        for some in Fidelity(rig.engine, job(refused, Setting("oracle", Budget(0.5)))).run()
+        for some in Fidelity(rig.worker, job(refused, Setting("oracle", Budget(0.5)))).run()
         for each in some
     ]
     assert all((each.error is None) == (each.policy != "chelsea+outliers") for each in found)
@@ -94,7 +94,7 @@ def test_time_that_is_up_ends_between_settings() -> None:
         return asked > 2
 
     settings = [Setting("oracle", Budget(share=share)) for share in (0.5, 0.25)]
-    found = list(Fidelity(rig.engine, job(*settings), is_over).run())
+    found = list(Fidelity(rig.worker, job(*settings), is_over).run())
     assert [some[0].budget_share for some in found] == [None, 0.5]
 
 

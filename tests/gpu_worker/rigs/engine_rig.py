@@ -290,8 +290,8 @@ class Rig:
             reads_slots=reads_slots,
         )
         self.client = client or self.store
-        worker = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]
-        self.engine, self.runner = worker.engine, worker.runner
+        self.worker = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]
+        self.engine, self.runner = self.worker.engine, self.worker.runner
         self.records: dict[str, Record] = {}
 
     def submit(self, *requests: GenerationRequest) -> None:

@@ -196,15 +196,15 @@ def test_padding_changes_nobodys_tokens_or_account(
         for _ in range(2)
     ]
     plain, padded = rigs
-    padded.engine.caches.buckets = ROUNDED
-    batch_of = padded.engine.caches.batch
+    padded.runner.caches.buckets = ROUNDED
+    batch_of = padded.runner.caches.batch
 
     def wide_batch(some: list[Sequence]) -> Batch:
         batch = batch_of(some)
         return batch if batch.unused is None else batch.padded_to(widened(batch.shape))
 
-    padded.engine.caches.batch = wide_batch  # type: ignore[method-assign]
-    padded.engine.pool.rows.fill_(float("nan"))
+    padded.runner.caches.batch = wide_batch  # type: ignore[method-assign]
+    padded.runner.pool.rows.fill_(float("nan"))
     for rig in rigs:
         rig.run(*mixed_requests())
         rig.check_empty()

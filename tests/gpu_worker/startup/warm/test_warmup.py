@@ -15,7 +15,6 @@ from waiting import PATIENCE
 from gpu_worker.records import Budget, GenerationRequest
 from gpu_worker.runner.prompts.captured import BUCKETS
 from gpu_worker.runner.steps.graphs import MAX_PREPARED
-from gpu_worker.startup.assemble import Assembled
 from gpu_worker.startup.warm import warm_steps, warmup
 from gpu_worker.startup.warm.warm_requests import Requests
 from gpu_worker.startup.warm.warm_steps import Kind, batches
@@ -66,7 +65,7 @@ class Warm:
         monkeypatch.setattr(self.engine, "submit", noted)
         monkeypatch.setattr(self.runner.decode, "run", decoded)
         monkeypatch.setattr(self.runner.decode, "prepare", prepared)
-        worker = Assembled(rig.engine, rig.runner)
+        worker = rig.worker
         self.warm_up = WarmUp(worker, 64, lambda *done: self.progress.append(done), **options)
 
 
@@ -256,7 +255,7 @@ def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
 
 def test_a_cpu_gets_one_short_request() -> None:
     rig = Rig()
-    worker = Assembled(rig.engine, rig.runner)
+    worker = rig.worker
     assert stages(worker, 64) == [Requests("bitkeys", 16)]
     assert stages(worker, 64, ("quest",)) == stages(worker, 64)
     WarmUp(worker, 64, lambda *done: None).run()
