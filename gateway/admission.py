@@ -60,7 +60,7 @@ class Admission:
         self._taken[caller] += 1
 
     def give_back(self, caller: bytes, count: int) -> None:
-        """So many places of a caller."""
+        """Return this many places of a caller."""
         self._taken[caller] -= count
         if not self._taken[caller]:
             # Counts of those who are gone would pile up.

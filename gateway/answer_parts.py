@@ -13,7 +13,7 @@ CALLED = "tool_calls"
 
 
 class AnswerParts:
-    """Of one request: the events of its choices with their texts parted."""
+    """Split the texts of one request's choices into reasoning, text and calls."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class AnswerParts:
         self._choices: dict[int, _ChoiceParts] = {}
 
     def events(self, event: Event) -> Iterator[Event]:
-        """What an event becomes."""
+        """Yield the events that replace this event."""
         match event:
             case TextDelta():
                 yield from self._of(event.index).push(event)

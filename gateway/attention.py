@@ -1,4 +1,4 @@
-"""What running requests attend, as the worker tells it now and then: the newest of each, for its owner to look at."""
+"""Views of what running requests attend, as the worker reports them: the newest of each, for its owner."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AttentionViews:
         self._views: OrderedDict[tuple[bytes, str], View] = OrderedDict()
 
     def open(self, caller: bytes, request_id: str, prompt_tokens: int) -> View:
-        """Of a request that begins; in place of an older one of the same id."""
+        """Open the view of a request that begins, in place of an older one with the same id."""
         view = View(request_id, Pictures(request_id, prompt_tokens))
         self._views.pop((caller, request_id), None)
         self._views[caller, request_id] = view

@@ -23,7 +23,7 @@ class BodyLimit:
     max_token_ids: int
 
     def excess(self) -> ServiceError:
-        """Of a body that is longer."""
+        """Return the error for a longer body."""
         if not self.max_token_ids:
             return WorkerUnavailable()
         return TooLarge(

@@ -147,7 +147,7 @@ class Choice:
         return replace(delta, token_ids=token_ids, prompt_token_ids=prompt)
 
     def _flush(self) -> str:
-        """What still waits to be sent, now that no token follows."""
+        """Yield the text that was held back, now that no token follows."""
         rest = self._lead.push(self._detokenizer.flush()) + self._lead.flush()
         return self._stops.push(rest) + self._stops.flush()
 

@@ -46,7 +46,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What still waits, unfinished characters included."""
+        """Return the text that was held back, unfinished characters included."""
         return self._settle(self._decode(self._window)) if self._window else ""
 
     def _settle(self, text: str) -> str:

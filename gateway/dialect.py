@@ -25,7 +25,7 @@ NUM_LAST_TOKENS = 8
 
 
 class Dialect:
-    """Of one tokenizer's model."""
+    """The formats of one tokenizer's model."""
 
     def __init__(
         self, tokenizer: Tokenizer, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
@@ -69,11 +69,11 @@ class Dialect:
         return replace(request, messages=as_text(request.messages, tools, self._calls))
 
     def shows_special_tokens(self, request: ChatRequest) -> bool:
-        """Whether what tells calls from text is a special token, which texts leave out otherwise."""
+        """Return whether calls are marked by a special token, which texts leave out otherwise."""
         return request.tools is not None and self._calls.is_special
 
     def parts(self, request: ChatRequest, prompt: TokenIds) -> AnswerParts | None:
-        """What parts the answer to the prompt of a prepared request; None: it is text."""
+        """Return the splitter of the answer to a prepared request's prompt; None: the answer is plain text."""
         thinks = request.tells_reasoning
         if request.tools is None and not thinks:
             return None

@@ -1,4 +1,4 @@
-"""What an answer must be, as every protocol may say it, to the worker's grammar."""
+"""Constraints of an answer's form in any protocol, to the worker's grammar."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def grammars_of(
     choice: Sequence[str] | None,
     grammar: str | None,
 ) -> list[pb.Grammar]:
-    """Of the fields `json`, `regex`, `choice` and `grammar` behind this prefix, those that are there. Raises
+    """Return a grammar for each field that is set of `json`, `regex`, `choice` and `grammar` behind this prefix. Raises
     InvalidRequest."""
     found = [] if schema is None else [json_grammar(schema, f"{prefix}json")]
     if regex is not None:
@@ -55,7 +55,7 @@ def structured(
     choice: Sequence[str] | None,
     grammar: str | None,
 ) -> list[pb.Grammar]:
-    """Of `structured_outputs`. Raises InvalidRequest where it says nothing."""
+    """Return the grammars of `structured_outputs`. Raises InvalidRequest where it is empty."""
     param = "structured_outputs"
     found = grammars_of(f"{param}.", schema, regex, choice, grammar)
     if is_object:

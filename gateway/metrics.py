@@ -35,7 +35,7 @@ REASONS: dict[type[Exception], str] = {
 
 
 class Metrics:
-    """What the gateway counts. Outcomes: stop, length, abort, cancelled, or the error's class name."""
+    """Metrics of the gateway. Outcomes: stop, length, abort, cancelled, or the error's class name."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
@@ -123,7 +123,7 @@ class Metrics:
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Of a request that is not given to the service yet: there it is counted."""
+        """Count a refusal of a request that has not reached the service, which counts its own."""
         try:
             yield
         except ServiceError as error:

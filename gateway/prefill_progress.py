@@ -11,9 +11,9 @@ INTERVAL_S = 0.1
 
 
 class PrefillProgress:
-    """What the worker tells of each choice, as one account of the request that never falls: of several choices of a
-    prompt the one that is furthest counts, and a prompt that was done stays so, should it be computed again. The first
-    account and that of the end are always given, others once in `INTERVAL_S` at most.
+    """Join the progress of all choices to one account of the request that never falls: of several choices of a prompt
+    the furthest counts, and a finished prompt stays finished, should it be computed again. The first account and the
+    last are always reported, others once in `INTERVAL_S` at most.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class PrefillProgress:
         self._told_at = 0.0
 
     def take(self, index: int, computed_tokens: int, cached_tokens: int) -> Prefilling | None:
-        """What is to be told now that choice `index` is so far; None: nothing."""
+        """Return the account to report now that choice `index` has come this far; None: nothing to report."""
         prompt = index // self._num_per_prompt
         if sum(self._furthest[prompt]) >= self._num_prompt_tokens[prompt]:
             return None

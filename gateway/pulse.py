@@ -1,4 +1,4 @@
-"""Whether a worker that keeps somebody waiting is busy, or hangs."""
+"""Tell a busy worker from one that hangs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOOK_S = 0.2
 
 
 class Pulse:
-    """Of one worker. Every message of it is a sign of life, whatever it is about; while somebody waits it is asked for
-    one. Silence is counted in looks, not by the clock: a gateway that is held up itself has not listened."""
+    """The liveness of one worker. Every message from it is a sign of life; while a call waits, the worker is asked for
+    one. Silence is counted in polls, not by the clock: a gateway that is held up itself has not listened."""
 
     def __init__(self, ask: Callable[[], Awaitable[object]]) -> None:
         """ask: returns when the worker has answered, and raises ServiceErrors; must end."""

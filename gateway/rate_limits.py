@@ -1,4 +1,4 @@
-"""What a key with limits has left: requests and tokens of a minute, and bytes of the arena."""
+"""The rest of each key's limits: requests and tokens of a minute, and bytes of the arena."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 async def read_ahead(
     events: AsyncGenerator[T, None], limit: int, guard: AbstractContextManager[None]
 ) -> AsyncGenerator[T, None]:
-    """What `events` bring, in order, with their error at the end; up to `limit` of them wait here to be read.
+    """Yield `events` in order, with their error at the end; up to `limit` of them wait here to be read.
 
     `events` begin when this does. They are closed when they have ended, however much is still to be read, or when this
     is closed. guard: entered by the task that iterates `events`; its error takes the place of theirs.

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told from the answer by its tags."""
+"""A model's reasoning, separated from its answer by its tags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReasoningReader:
         return self._told(reasoning), self._take_answer() if self._is_over else ""
 
     def flush(self) -> tuple[str, str]:
-        """What still waits, once it is known that nothing follows."""
+        """Return the text that was held back, once it is known that nothing follows."""
         held, self._held = self._held, ""
         return (self._told(held.rstrip()), "") if self._is_inside else ("", held)
 

@@ -1,4 +1,4 @@
-"""What one token says on its own: its text and its bytes."""
+"""The text and the bytes of a single token."""
 
 from __future__ import annotations
 

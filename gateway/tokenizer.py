@@ -89,7 +89,7 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """What the vocabulary calls each: of most models a text in which a leading space is another character."""
+        """Return each token's name in the vocabulary, in which another character mostly stands for a leading space."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def special_id(self, name: str) -> int | None:

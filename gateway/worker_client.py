@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @functools.cache
 def own_edition() -> Edition:
-    """Of this gateway, which works only with a worker of the same."""
+    """Return the edition of this gateway, which works only with a worker of the same edition."""
     return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 
@@ -61,12 +61,12 @@ class WorkerClient(TokenSource, Protocol):
     """All that a worker is asked. One that hangs raises WorkerUnavailable within a second."""
 
     async def info(self) -> pb.GetInfoResponse:
-        """What it is, constant while it lives. Raises VersionMismatch for a worker of another version."""
+        """Return the worker's constant description. Raises VersionMismatch for a worker of another version."""
 
     async def stats(self) -> pb.StatsResponse: ...
 
     async def store_stats(self) -> pb.StoreStatsResponse:
-        """Of the worker's store. As what is asked of sessions, raises StoreUnavailable if it does not answer soon."""
+        """Return the store's statistics. Raises StoreUnavailable if it does not answer soon, as sessions do."""
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         """A caller's."""
@@ -77,7 +77,7 @@ class WorkerClient(TokenSource, Protocol):
     async def drop_session(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse: ...
 
     async def is_serving(self) -> bool:
-        """Whether the worker's health says SERVING. Raises WorkerUnavailable when it does not answer."""
+        """Return whether the worker's health says SERVING. Raises WorkerUnavailable when it does not answer."""
 
 
 class GRPCWorkerClient:

@@ -134,15 +134,15 @@ class ChoiceFormat(Protocol[Choice]):
         """A chunk of a stream."""
 
     def begin(self, index: int) -> Choice | None:
-        """What comes in a chunk of its own before the first text; None: nothing."""
+        """Return the choice of a chunk before the first text; None: there is none."""
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Fields) -> Choice: ...
 
     def part(self, event: ReasoningDelta | ToolCallDelta) -> Choice:
-        """Of an answer that has parts beside its text."""
+        """Return the choice of a chunk for a part other than text."""
 
     def end(self, index: int, reason: str) -> Choice:
-        """What the chunk with the finish reason holds."""
+        """Return the choice of the chunk with the finish reason."""
 
 
 class AnswerWriter(Generic[Choice]):
@@ -216,7 +216,7 @@ class AnswerWriter(Generic[Choice]):
                 pass
 
     def _ids(self, part: TextDelta | ChoiceText) -> Fields:
-        """Of a choice's new tokens, or of all; the prompt's where its choice begins."""
+        """Return the ids of a choice's new tokens, or of all; the prompt's where its choice begins."""
         if not self._returns_ids:
             return {}
         prompt = {"prompt_token_ids": list(part.prompt_token_ids)} if part.prompt_token_ids else {}

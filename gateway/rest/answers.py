@@ -21,7 +21,7 @@ class ErrorTold(Body):
 
 
 class ErrorAnswer(Body):
-    """Of every route but `/v1/messages`, whose errors are Anthropic's."""
+    """An error of every route but `/v1/messages`, which answers with Anthropic's."""
 
     error: ErrorTold
 
@@ -41,7 +41,7 @@ class Timings(Body):
 
 
 class CarrelUsage(Body):
-    """What it cost, and what was attended; docs/api.md says more."""
+    """The cost of a request, and how much was attended; see docs/api.md."""
 
     policy: str
     budget_tokens: int
@@ -241,7 +241,7 @@ class VersionAnswer(Body):
 
 
 class ServerLimits(Body):
-    """Of requests at the gateway."""
+    """Limits of requests at the gateway."""
 
     max_concurrent: int
     max_concurrent_per_key: int | None

@@ -86,7 +86,7 @@ def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
 
 
 def _middleware(config: GatewayConfig, service: ChatService) -> list[Middleware]:
-    """Of every request; the first is met first."""
+    """Return the middleware of every request; the first is met first."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,

@@ -31,8 +31,8 @@ async def watch(
     layer: Number = None,
     head: Number = None,
 ) -> Response:
-    """What a request that asked with `carrel.attention` attends, by its id: server-sent events until it ends, or with
-    `stream=false` the newest one; of the KV head `head` and the layer `layer`, or the mean over them."""
+    """Show what a request that asked with `carrel.attention` attends, by its id: server-sent events until it ends, or
+    with `stream=false` the newest one; of the KV head `head` and the layer `layer`, or the mean over them."""
     views, work = service.attention, service.work.of(caller)
     view = views.get(caller, request_id)
 
@@ -63,5 +63,5 @@ class Frames:
         return b"data: %b\n\n" % event
 
     def failed(self, error: ServiceError | None) -> bytes:
-        """What is said of an error, None for a bug."""
+        """Return the frame for an error; None stands for a bug."""
         return frame(internal_error_body() if error is None else error_body(error))

@@ -58,7 +58,7 @@ def _max_tokens(body: GenerationBody) -> int | None:
 
 
 def _read_end(body: ChatBody | TokenizeBody) -> tuple[bool, bool]:
-    """Whether the prompt ends with what begins an answer, and whether it ends within its last message."""
+    """Return whether the prompt ends with the start of an answer, and whether it ends within its last message."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(

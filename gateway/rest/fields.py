@@ -1,4 +1,4 @@
-"""What a field of a body may be, with the range of its numbers."""
+"""Types of the fields of bodies, with the ranges of their numbers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NOT_DONE = "not_done"
 
 
 def changes_nothing(value: Any, *neutral: Any) -> bool:
-    """Whether a field of this value might as well be left out: null, false, empty or `neutral`."""
+    """Return whether a field of this value might as well be left out: null, false, empty or `neutral`."""
     return value is None or value is False or value in ("", [], {}, *neutral)
 
 

@@ -184,7 +184,7 @@ class _Offsets:
     """Where in a choice's text its tokens begin; of one that begins within a character, where that does."""
 
     def __init__(self, text: str, first: Sequence[TokenLogprob]) -> None:
-        """What the text begins with, and its first tokens."""
+        """text: its beginning. first: its first tokens."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_chars = 0
         # an echoed prompt's begin token, which its text leaves out, lies before it
@@ -192,7 +192,7 @@ class _Offsets:
             self._num_chars = -len(first[0].token)
 
     def take(self, token: TokenLogprob) -> int:
-        """Of the next token."""
+        """Return the offset of the next token."""
         offset = max(self._num_chars, 0)
         self._num_chars += len(self._decoder.decode(token.bytes))
         return offset

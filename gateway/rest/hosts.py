@@ -66,7 +66,7 @@ class HostGuard:
         return self._takes_addresses or address.is_loopback
 
     def _trusts(self, origin: str, host: str) -> bool:
-        """Of the same site as far as a proxy with TLS lets it be seen, or one of --allowed-origins."""
+        """Return whether an origin is the same site, as far as a TLS proxy shows it, or one of --allowed-origins."""
         if ANY in self._origins or origin in self._origins:
             return True
         scheme, _, site = origin.lower().partition("://")

@@ -1,4 +1,4 @@
-"""What happens to every request before its route is looked up."""
+"""Steps of every request before its route is looked up."""
 
 from __future__ import annotations
 

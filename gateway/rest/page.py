@@ -33,7 +33,7 @@ def page_route(path: str = PATH, file: Path = FILE) -> Route:
 
 
 def policy_of(text: str) -> str:
-    """What a browser lets the page do: run its own script and style, known by their hashes, and ask its own server."""
+    """Return the page's content security policy: its own script and style, by their hashes, and its own server."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -28,7 +28,7 @@ class ReplyWriter(StreamWriter[Event], Protocol):
         """Any thread may ask."""
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
-        """Of an answer that `error` cut off, in any thread. May raise the error."""
+        """Return the response for an answer that `error` cut off, in any thread. May raise the error."""
 
 
 async def reply(request: Request, generation: Generation, writer: ReplyWriter, is_stream: bool) -> Response:

@@ -138,7 +138,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """What the answer must be; one of these."""
+    """The required form of the answer; one of these."""
 
     model_config = ConfigDict(extra="allow")
 

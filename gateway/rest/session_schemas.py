@@ -1,4 +1,4 @@
-"""What `/v1/sessions` takes and answers: a session of the caller, warmed, pinned or dropped."""
+"""Bodies and answers of `/v1/sessions`: a session of the caller, warmed, pinned or dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.rest.schemas import Body, Messages, WorkBody
 
 
 class SessionBody(WorkBody):
-    """What to do with a session: warm it with a text, token ids or messages, pin or unpin it, or first the one and then
+    """A change of a session: warm it with a text, token ids or messages, pin or unpin it, or first the one and then
     the other."""
 
     prompt: Annotated[str | PromptTokenIds | None, Field(description="as of a completion")] = None

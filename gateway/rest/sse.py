@@ -24,7 +24,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class StreamWriter(Protocol[T_contra]):
-    """What a request's events are in a stream of some API."""
+    """Write a request's events in the format of some API's stream."""
 
     # after the last frame, however it ended
     end: bytes
@@ -33,7 +33,7 @@ class StreamWriter(Protocol[T_contra]):
         """None, one or several."""
 
     def failed(self, error: ServiceError | None) -> bytes:
-        """What is said of an error, None for a bug."""
+        """Return the frame for an error; None stands for a bug."""
 
 
 class EventStream(Response, Generic[T]):
@@ -84,7 +84,7 @@ class EventStream(Response, Generic[T]):
 
 
 def frame(body: Body) -> bytes:
-    """Of data alone."""
+    """Return a frame of data without an event name."""
     return b"data: %b\n\n" % written(body)
 
 

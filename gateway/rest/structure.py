@@ -1,4 +1,4 @@
-"""What an answer must be: the fields that say so, as OpenAI and vLLM spell them, to the worker's grammar."""
+"""Constraints of an answer's form, in OpenAI's and vLLM's fields, to the worker's grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer must be, as a message says it, to the worker's grammar."""
+"""Constraints of an answer's form in a message, to the worker's grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat may ask of tools, whatever the protocol."""
+"""Checks of a chat's tools in any protocol."""
 
 from __future__ import annotations
 

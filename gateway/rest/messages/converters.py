@@ -43,7 +43,7 @@ def read_message_request(body: MessagesBody, request_id: str | None, caller: byt
 
 
 def _read_format(asked: OutputConfig | None) -> pb.Grammar | None:
-    """What the text must be; None: anything."""
+    """Return the grammar of the text; None: anything."""
     if asked is None or asked.format is None:
         return None
     return json_grammar(asked.format.json_schema, "output_config.format")

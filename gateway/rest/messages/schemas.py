@@ -14,7 +14,7 @@ from gateway.tool_calls.checks import MAX_TOOLS
 
 
 class Block(Body):
-    """Of type text, thinking, tool_use (an assistant's call) or tool_result (its answer)."""
+    """A block of type text, thinking, tool_use (an assistant's call) or tool_result (its answer)."""
 
     type: str
     text: str | None = None
@@ -70,7 +70,7 @@ class Turn(Body):
 
 
 class CountBody(Body):
-    """What a prompt is made of. Others are kept, so that their reader can refuse some."""
+    """The parts of a prompt. Other fields are kept, so that the reader can refuse some."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -79,7 +79,7 @@ def _read_tools(body: ResponsesBody) -> Tools | None:
 
 
 def _read_format(body: ResponsesBody) -> pb.Grammar | None:
-    """What the text must be; None: anything. Raises InvalidRequest."""
+    """Return the grammar of the text; None: anything. Raises InvalidRequest."""
     param = "text.format"
     match body.text.format if body.text is not None else None:
         case None | TextFormat(type="text"):

@@ -82,7 +82,7 @@ async def drop_response(
 
 
 def _head(body: ResponsesBody, response_id: str, model: str) -> dict[str, Any]:
-    """What of the object is known before it is answered."""
+    """Return the fields of the object that are known before it is answered."""
     told = body.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
     return {
         "id": response_id,

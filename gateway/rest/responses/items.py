@@ -69,7 +69,7 @@ class MessageItem:
 
 
 class ReasoningItem:
-    """What the model thinks before it answers."""
+    """The model's reasoning before it answers."""
 
     def __init__(self, item_id: str, place: int) -> None:
         self.id, self.place = item_id, place
