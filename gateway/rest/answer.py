@@ -25,7 +25,7 @@ from gateway.exchange import (
 )
 from gateway.heavy_work import CallerWork
 from gateway.rest.answers import CarrelUsage, Timings, UsageAnswer
-from gateway.rest.errors import error_body, error_response, internal_error_body
+from gateway.rest.errors import error_body, error_response
 from gateway.rest.schemas import Body, StreamOptions
 from gateway.rest.sse import frame
 
@@ -178,7 +178,7 @@ class AnswerWriter(Generic[Choice]):
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
         """The error, with the answer as far as it came."""
-        return error_response(error, self.whole(answer))
+        return error_response(error, self.whole(answer).model_copy(update=dict(error_body(error))))
 
     async def frames(self, event: Event) -> bytes:
         match event:
@@ -190,7 +190,7 @@ class AnswerWriter(Generic[Choice]):
         return b"".join(map(frame, self.chunks(event)))
 
     def failed(self, error: ServiceError | None) -> bytes:
-        return frame(internal_error_body() if error is None else error_body(error))
+        return frame(error_body(error))
 
     def chunks(self, event: Event) -> Iterator[Body]:
         """The chunks that an event of the request becomes."""

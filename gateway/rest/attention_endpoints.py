@@ -11,14 +11,14 @@ from fastapi.responses import JSONResponse
 
 from gateway.errors import ServiceError
 from gateway.rest.bounded import BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, Config, Service
-from gateway.rest.errors import error_body, internal_error_body
+from gateway.rest.dependencies import ERRORS, KEY, Caller, Config, Service
+from gateway.rest.errors import error_body
 from gateway.rest.feed import Feed
 from gateway.rest.sse import EventStream, frame
 
 Number = Annotated[int | None, Query(ge=0, le=99_999)]
 
-router = BoundedRouter(dependencies=KEY, responses={**ERRORS, **STREAM})
+router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
 
 @router.get("/v1/attention/{request_id}")
@@ -64,4 +64,4 @@ class Frames:
 
     def failed(self, error: ServiceError | None) -> bytes:
         """Return the frame for an error; None stands for a bug."""
-        return frame(internal_error_body() if error is None else error_body(error))
+        return frame(error_body(error))

@@ -99,7 +99,7 @@ def read_warming(
     if body.prompt is not None and body.messages is not None:
         raise InvalidRequest("Give either prompt or messages.", "prompt")
     # nothing is read of the answer
-    options = read_options(body, caller, session_id, {"max_tokens": 1, "temperature": 0})
+    options = read_options(body, caller, session_id, {"max_tokens": 1})
     if body.messages is not None:
         messages = read_messages(body.messages)
         return ChatRequest(messages, options, body.chat_template_kwargs or {}, request_id)

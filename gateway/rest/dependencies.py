@@ -10,6 +10,7 @@ from pydantic import AfterValidator
 
 from gateway.config import GatewayConfig
 from gateway.rest.answers import ErrorAnswer
+from gateway.rest.schemas import Body
 from gateway.service import ChatService
 from gateway.sessions import check_session_id
 from gateway.turns import Turns
@@ -22,10 +23,13 @@ KEY: list[Any] = [
 ERRORS: dict[int | str, dict[str, Any]] = {
     kind: {"model": ErrorAnswer, "description": "why not"} for kind in ("4XX", "5XX")
 }
-# of a route that streams its answer where it is asked to
-STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"description": "the answer", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
+
+
+def streamed(*events: type[Body]) -> dict[int | str, dict[str, Any]]:
+    """Return the document's part for a route that may stream these events, which `app` describes."""
+    kinds = [{"$ref": f"#/components/schemas/{event.__name__}"} for event in events]
+    content = {"text/event-stream": {"schema": {"anyOf": kinds}}}
+    return {200: {"description": "the answer", "content": content}}
 
 
 async def _config(request: Request) -> GatewayConfig:

@@ -11,8 +11,11 @@ from gateway.exchange import Generation
 from gateway.rest.answer import VALUE_CHARS, AnswerWriter, ChoiceFormat
 from gateway.rest.answers import (
     ChatAnswer,
+    ChatChunk,
     CompletionAnswer,
+    CompletionChunk,
     DetokenizedAnswer,
+    ErrorAnswer,
     ModelAnswer,
     ModelListAnswer,
     ModelPolicies,
@@ -20,7 +23,8 @@ from gateway.rest.answers import (
 )
 from gateway.rest.bounded import AnswerRoute, BoundedRouter
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
-from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, RequestId, Service
+from gateway.rest.dependencies import ERRORS, KEY, Caller, RequestId, Service, streamed
+from gateway.rest.errors import BodyResponse
 from gateway.rest.formats import ChatFormat, CompletionFormat
 from gateway.rest.reply import reply
 from gateway.rest.schemas import (
@@ -31,14 +35,13 @@ from gateway.rest.schemas import (
     StreamOptions,
     TokenizeBody,
 )
-from gateway.rest.written import BodyResponse
 from gateway.service import ChatService
 
-answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses={**ERRORS, **STREAM})
+answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses=ERRORS)
 router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
 
-@answers.post("/v1/chat/completions", response_model=ChatAnswer)
+@answers.post("/v1/chat/completions", response_model=ChatAnswer, responses=streamed(ChatChunk, ErrorAnswer))
 async def chat(
     request: Request, body: ChatBody, caller: Caller, request_id: RequestId, service: Service
 ) -> Response:
@@ -48,7 +51,9 @@ async def chat(
     return await _answer(request, body, generation, ChatFormat(bool(body.logprobs), body.prompt_logprobs))
 
 
-@answers.post("/v1/completions", response_model=CompletionAnswer)
+@answers.post(
+    "/v1/completions", response_model=CompletionAnswer, responses=streamed(CompletionChunk, ErrorAnswer)
+)
 async def completion(
     request: Request, body: CompletionBody, caller: Caller, request_id: RequestId, service: Service
 ) -> Response:

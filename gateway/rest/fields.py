@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from carrel.process.request_limits import MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
+from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
 from gateway.exchange import PLAIN_ID
 from gateway.tool_calls.checks import FUNCTION_NAME
 
@@ -114,6 +114,10 @@ def _check_kept(value: int) -> int:
 
 # of a prompt's last tokens
 NumKept = Annotated[int, Field(ge=-1, le=MAX_UINT32), AfterValidator(_check_kept)]
+
+# -1 is off, as 0 is
+TopK = Annotated[int, Field(ge=-1, le=MAX_UINT32)]
+SessionName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)]
 
 # what is not done by then ends with 504; less than what the server gives every request
 Timeout = Annotated[float, Field(gt=0)]

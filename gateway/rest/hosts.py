@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import GatewayConfig
 from gateway.errors import Forbidden, InvalidRequest, ServiceError
-from gateway.rest.refusals import refusal
+from gateway.rest.errors import refusal
 
 ANY = "*"
 MAX_SHOWN = 100

@@ -14,9 +14,9 @@ from gateway.errors import Unauthorized
 from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
+from gateway.rest.errors import refusal
 from gateway.rest.page import DOCS_PATH
 from gateway.rest.page import PATH as PAGE_PATH
-from gateway.rest.refusals import refusal
 from gateway.rest.seats import Seat
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask

@@ -12,10 +12,10 @@ from gateway.errors import ServiceError
 from gateway.exchange import Event, Generation
 from gateway.heavy_work import HeavyWork
 from gateway.rest.answer import MANY_VALUES, VALUE_CHARS, Answer, collect, num_values
+from gateway.rest.errors import BodyResponse
 from gateway.rest.feed import Feed, while_connected
 from gateway.rest.schemas import Body
 from gateway.rest.sse import EventStream, StreamWriter
-from gateway.rest.written import BodyResponse
 
 # the service's own deadline comes first and can still be told
 STREAM_GRACE_S = 10.0

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ServiceError
 from gateway.rest.feed import ClientGone, Feed, while_connected
-from gateway.rest.schemas import Body
-from gateway.rest.written import written
+from gateway.rest.schemas import Body, Tagged
 
 PING = b": ping\n\n"
 
@@ -85,12 +83,12 @@ class EventStream(Response, Generic[T]):
 
 def frame(body: Body) -> bytes:
     """Return a frame of data without an event name."""
-    return b"data: %b\n\n" % written(body)
+    return b"data: %b\n\n" % body.written()
 
 
-def named_frame(event: dict[str, Any]) -> bytes:
-    """Under the name that is its `type`."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))
+def named_frame(event: Tagged) -> bytes:
+    """Return a frame under the name that is the event's `type`."""
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.written())
 
 
 async def _write(send: Send, body: bytes) -> None:
