@@ -6,16 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from carrel.process.request_limits import check_grammar
-from gateway.answer_parts import AnswerParts
+from gateway.answer_parts import BEGIN, AnswerParts, ReasoningReader
 from gateway.errors import InvalidRequest, invalid_requests
 from gateway.exchange import ChatRequest, TokenIds, ToolChoice, Tools
-from gateway.reasoning import BEGIN, ReasoningReader
 from gateway.tokenizer import Tokenizer
 from gateway.tool_calls import FAMILIES, CallsReader, family_of
-from gateway.tool_calls.arguments import taken_back
 from gateway.tool_calls.checks import check_messages
 from gateway.tool_calls.families import takes_tools
-from gateway.tool_calls.written import as_text, one_by_one
+from gateway.tool_calls.written import as_text, one_by_one, taken_back
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 AUTO, NONE = "auto", "none"

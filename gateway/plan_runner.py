@@ -1,4 +1,4 @@
-"""Requests on their way: each has its place, is counted and charged, and its choices run at the worker."""
+"""Requests on their way: each has its place and its span, is counted and charged, and its choices run at the worker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
+from carrel.process.request_context import RequestContext, current_request, working_for
 from carrel.process.tracing import Tracer
 from gateway.admission import Admission, Place
 from gateway.answer_text import StopMatcher
@@ -20,14 +21,54 @@ from gateway.exchange import ChoiceFinished, Completed, Echo, Event, Generation,
 from gateway.heavy_work import HeavyWork
 from gateway.metrics import Metrics
 from gateway.plan import Plan
-from gateway.prefill_progress import PrefillProgress
+from gateway.progress import PrefillProgress
 from gateway.rate_limits import RateLimits
-from gateway.read_ahead import read_ahead
+from gateway.tasks import read_ahead
 from gateway.tokenizer import Tokenizer
-from gateway.traced import traced
 from gateway.worker_client import TokenSource, own_edition
 from gateway.worker_status import WorkerStatus
 from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+
+async def traced(
+    tracer: Tracer, plan: Plan, model: str, events: AsyncGenerator[Event, None]
+) -> AsyncGenerator[Event, None]:
+    """The request's events, which are closed with this; what brings them, and what is logged meanwhile, is part of the
+    span. To be iterated and closed by one task."""
+    request = current_request()
+    span = tracer.start(
+        plan.endpoint,
+        None if request is None else request.trace,
+        {
+            "carrel.request_id": plan.request_id,
+            "gen_ai.operation.name": plan.endpoint,
+            "gen_ai.request.model": model,
+            "carrel.choices": plan.num_choices,
+        },
+    )
+    # what a reader that leaves is, too
+    error = "cancelled"
+    try:
+        with working_for(RequestContext(plan.request_id, span.trace)):
+            async with aclosing(events):
+                async for event in events:
+                    match event:
+                        case Completed(usage):
+                            span.tell(
+                                {
+                                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                                    "gen_ai.usage.output_tokens": usage.completion_tokens,
+                                    "carrel.ttft_ms": usage.ttft_ms,
+                                }
+                            )
+                    yield event
+        error = ""
+    except Exception as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        span.end(error)
+
 
 # of the worker's seats, that one request may have at once
 SEAT_SHARE = 0.5

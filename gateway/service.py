@@ -25,7 +25,6 @@ from gateway.exchange import (
     public_id,
 )
 from gateway.heavy_work import CallerWork, HeavyWork
-from gateway.joined import Joined
 from gateway.key_file import KeyFile
 from gateway.metrics import Metrics
 from gateway.plan import Plan
@@ -33,6 +32,7 @@ from gateway.plan_runner import PlanRunner
 from gateway.prompts import PromptEncoder, chat_size
 from gateway.rate_limits import RateLimits
 from gateway.sessions import Sessions
+from gateway.tasks import Joined
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient
 from gateway.worker_status import Rehearsal, WorkerStatus

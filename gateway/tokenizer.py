@@ -19,7 +19,7 @@ from gateway.errors import ConfigError, InvalidRequest
 from gateway.exchange import Message, Scalar, ToolCall
 from gateway.gguf_tokenizer import read_gguf_tokenizer
 from gateway.token_texts import TokenTexts
-from gateway.tool_calls.arguments import read_arguments
+from gateway.tool_calls.written import read_arguments
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 

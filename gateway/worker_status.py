@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gateway.admission import Admission
 from gateway.errors import ServiceError, ShuttingDown, StoreUnavailable, VersionMismatch, WorkerUnavailable
-from gateway.joined import Joined
+from gateway.tasks import Joined
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 

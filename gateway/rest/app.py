@@ -32,9 +32,9 @@ from gateway.rest.middleware import (
     RootPathMiddleware,
     UnexpectedErrorMiddleware,
 )
-from gateway.rest.page import DOCS_FILE, DOCS_PATH, page_route
 from gateway.rest.responses import endpoints as responses
 from gateway.rest.responses import schemas as response_schemas
+from gateway.rest.server_endpoints import DOCS_FILE, DOCS_PATH, page_route
 from gateway.service import ChatService
 from gateway.turns import Turns
 

@@ -18,9 +18,8 @@ from pydantic import BaseModel, ValidationError
 from carrel.process.request_context import rename_request
 from gateway.body_limits import BodyLimit, BodyLimits
 from gateway.errors import InvalidRequest, SlowBody
-from gateway.json_limits import check_json, check_others
-from gateway.json_text import read_json
-from gateway.rest.invalid import invalid_body
+from gateway.json_limits import check_json, check_others, read_json
+from gateway.rest.errors import invalid_body
 from gateway.service import ChatService
 
 # a larger body is decoded and checked in a thread

@@ -15,9 +15,9 @@ from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
 from gateway.rest.errors import refusal
-from gateway.rest.page import DOCS_PATH
-from gateway.rest.page import PATH as PAGE_PATH
 from gateway.rest.seats import Seat
+from gateway.rest.server_endpoints import DOCS_PATH
+from gateway.rest.server_endpoints import PATH as PAGE_PATH
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
 # for a key themselves.

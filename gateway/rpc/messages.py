@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 
 from gateway.auth import KeyRing, only
-from gateway.body_limits import BodyLimits
-from gateway.body_room import BodyRoom
+from gateway.body_limits import BodyLimits, BodyRoom
 from gateway.errors import InvalidRequest, ServiceError, SlowBody
 from gateway.rpc.errors import abort
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
-from gateway.detokenizer import Detokenizer
+from gateway.token_texts import Detokenizer
 from gateway.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [

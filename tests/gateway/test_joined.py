@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from waiting import eventually
 
-from gateway.joined import Joined
+from gateway.tasks import Joined
 
 
 async def test_calls_during_a_run_share_it_and_later_ones_do_not() -> None:

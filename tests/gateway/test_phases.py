@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics import Metrics
-from gateway.phases import Phases
+from gateway.progress import Phases
 
 NAMES = {
     "queue": "carrel_request_queue_time_seconds",

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gateway.exchange import Prefilling
-from gateway.prefill_progress import INTERVAL_S, PrefillProgress
+from gateway.progress import INTERVAL_S, PrefillProgress
 
 
 class Clock:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 from waiting import PATIENCE
 
-from gateway.read_ahead import read_ahead
+from gateway.tasks import read_ahead
 
 
 class Panic(BaseException):

@@ -14,7 +14,7 @@ from gateway_stack import Stack
 from gateway.errors import TooLarge, UnknownResponse
 from gateway.exchange import Message, ToolCall
 from gateway.json_limits import MAX_NESTED
-from gateway.rest.responses.input import read_input
+from gateway.rest.responses.converters import read_input
 from gateway.rest.responses.schemas import InputItem
 from gateway.turns import Turn, Turns
 

@@ -20,12 +20,11 @@ from waiting import PATIENCE, wait_until
 from carrel.sse import chunks
 from gateway.body_limits import BodyLimit
 from gateway.config import GatewayConfig
-from gateway.pulse import LOOKS
 from gateway.rest.middleware import UNGUARDED_PATHS
 from gateway.service import ChatService
 from gateway.tokenizer import load_tokenizer
 from gateway.v1 import chat_pb2, chat_pb2_grpc
-from gateway.worker_client import own_edition
+from gateway.worker_client import LOOKS, own_edition
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 HELLO = [{"role": "user", "content": "hello"}]

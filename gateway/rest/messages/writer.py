@@ -25,7 +25,7 @@ from gateway.rest.messages import schemas
 from gateway.rest.messages.schemas import AnswerBlock, MessageAnswer, MessageReason, MessageUsage, Piece
 from gateway.rest.schemas import Tagged
 from gateway.rest.sse import named_frame
-from gateway.tool_calls.arguments import read_arguments
+from gateway.tool_calls.written import read_arguments
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

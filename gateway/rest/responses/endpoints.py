@@ -14,8 +14,7 @@ from gateway.exchange import Message
 from gateway.rest.bounded import AnswerRoute, BoundedRouter
 from gateway.rest.dependencies import ERRORS, KEY, Caller, KeptTurns, RequestId, Service, streamed
 from gateway.rest.reply import reply
-from gateway.rest.responses.converters import read_response_request
-from gateway.rest.responses.input import read_input
+from gateway.rest.responses.converters import read_input, read_response_request
 from gateway.rest.responses.schemas import (
     EVENTS,
     ResponseAnswer,

@@ -219,7 +219,7 @@ class ItemEvent(StreamEvent):
 
 
 class PieceEvent(StreamEvent):
-    """What happens within an item of the output."""
+    """An event within an item of the output."""
 
     item_id: str
     output_index: int
