@@ -41,8 +41,7 @@ class Shares:
         if caller and is_over and self._has_several_keys():
             raise TooManyRequests(
                 f"This API key has {own} {self._what} here, and {self._most_of_one} is the most for one key: wait "
-                "until some end.",
-                1,
+                "until some end."
             )
         if total and total + amount > self._most:
             raise Overloaded(
@@ -100,8 +99,7 @@ class Admission:
         if most is not None and self._taken[caller] >= most:
             raise TooManyRequests(
                 f"This API key has {most} requests here, the most that it may have at once; each choice of a request "
-                "that runs counts. Wait until some end, or raise the key's max-concurrent in --api-keys-file.",
-                1,
+                "that runs counts. Wait until some end, or raise the key's max-concurrent in --api-keys-file."
             )
         if self._taken.total() >= self._max_concurrent:
             raise Overloaded(f"{self._max_concurrent} requests are running, the most that this server takes.")

@@ -116,8 +116,7 @@ class BodyRoom:
             )
         return TooManyRequests(
             f"{self._taken[owner]} bytes of other request bodies of this API key, or this address, are being sent, and "
-            f"{self._max_bytes // OWNERS_SHARE} is the most at once: finish some first.",
-            1,
+            f"{self._max_bytes // OWNERS_SHARE} is the most at once: finish some first."
         )
 
 

@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from gateway import errors
 from gateway.errors import InvalidRequest, ServiceError
 from gateway.rest.answers import ErrorAnswer, ErrorTold
 from gateway.rest.fields import NOT_DONE
@@ -92,27 +91,6 @@ def _param(error: Mapping[str, Any]) -> str:
     return ".".join(kept)[:MAX_ERROR_CHARS]
 
 
-STATUSES: dict[type[ServiceError], int] = {
-    errors.InvalidRequest: 400,
-    errors.NoEmbeddings: 400,
-    errors.Unauthorized: 401,
-    errors.Forbidden: 403,
-    errors.UnknownModel: 404,
-    errors.UnknownSession: 404,
-    errors.UnknownAttention: 404,
-    errors.UnknownResponse: 404,
-    errors.SlowBody: 408,
-    errors.TooLarge: 413,
-    errors.TooManyRequests: 429,
-    errors.GenerationFailed: 500,
-    errors.Overloaded: 503,
-    errors.ShuttingDown: 503,
-    errors.WorkerUnavailable: 503,
-    errors.StoreUnavailable: 503,
-    errors.VersionMismatch: 503,
-    errors.RequestTimeout: 504,
-}
-
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -158,21 +136,21 @@ def error_body(error: ServiceError | None) -> ErrorAnswer:
     """The JSON of an error, in a reply and in a stream alike; None stands for a bug."""
     if error is None:
         return _body(500, INTERNAL, None, "internal_error")
-    return _body(STATUSES[type(error)], error.message, error.param, error.code)
+    return _body(error.status, error.message, error.param, error.code)
 
 
 def message_error(error: ServiceError | None) -> MessageErrorAnswer:
     """As `error_body`, in Anthropic's words."""
     if error is None:
         return MessageErrorAnswer(error=MessageErrorTold(type="api_error", message=INTERNAL))
-    kind = MESSAGE_TYPES[STATUSES[type(error)]]
+    kind = MESSAGE_TYPES[error.status]
     told = MessageErrorTold(type=kind, message=error.message, param=error.param, code=error.code)
     return MessageErrorAnswer(error=told)
 
 
 def error_response(error: ServiceError | None, body: Body | None = None) -> BodyResponse:
     """body: None: what `error_body` says."""
-    status = 500 if error is None else STATUSES[type(error)]
+    status = 500 if error is None else error.status
     headers = {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -46,14 +46,14 @@ class HostGuard:
             raise Forbidden(
                 f"Without an API key this server does not answer to the Host {_shown(host)}: add the name with "
                 "--allowed-hosts, or set an API key.",
-                "host_not_allowed",
+                code="host_not_allowed",
             )
         origin = headers.get("origin")
         if origin is not None and not self._trusts(origin, host):
             raise Forbidden(
                 f"Without an API key this server takes no requests of pages from {_shown(origin)}: add the origin with "
                 "--allowed-origins, or set an API key.",
-                "origin_not_allowed",
+                code="origin_not_allowed",
             )
 
     def _serves(self, host: str) -> bool:

@@ -5,33 +5,23 @@ from __future__ import annotations
 import grpc
 
 from carrel.process.request_limits import CODE_KEY, PARAM_KEY
-from gateway import errors
-from gateway.errors import ServiceError
-from gateway.rest.errors import STATUSES, TYPES
+from gateway.errors import Overloaded, ServiceError
+from gateway.rest.errors import TYPES
 from gateway.v1 import chat_pb2
 
 RETRY_KEY = "carrel-retry-after"
-INTERNAL = "Internal error; the server's log has the cause."
 
-CODES: dict[type[ServiceError], grpc.StatusCode] = {
-    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.NoEmbeddings: grpc.StatusCode.INVALID_ARGUMENT,
-    errors.Unauthorized: grpc.StatusCode.UNAUTHENTICATED,
-    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
-    errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
-    errors.UnknownSession: grpc.StatusCode.NOT_FOUND,
-    errors.UnknownAttention: grpc.StatusCode.NOT_FOUND,
-    errors.UnknownResponse: grpc.StatusCode.NOT_FOUND,
-    errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.TooManyRequests: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    errors.SlowBody: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.RequestTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.ShuttingDown: grpc.StatusCode.UNAVAILABLE,
-    errors.WorkerUnavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
-    errors.VersionMismatch: grpc.StatusCode.UNAVAILABLE,
-    errors.GenerationFailed: grpc.StatusCode.INTERNAL,
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 
@@ -40,10 +30,11 @@ async def abort(context: grpc.aio.ServicerContext, error: ServiceError) -> None:
     `carrel-retry-after`, in seconds, goes into the trailing metadata."""
     pairs = ((PARAM_KEY, error.param), (CODE_KEY, error.code), (RETRY_KEY, error.retry_after_s))
     metadata = tuple((key, str(value)) for key, value in pairs if value)
-    await context.abort(CODES[type(error)], error.message, trailing_metadata=metadata)
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.code == Overloaded.code else CODES[error.status]
+    await context.abort(code, error.message, trailing_metadata=metadata)
 
 
 def error_event(error: ServiceError) -> chat_pb2.Error:
     """The same type and number as in the REST API."""
-    status = STATUSES[type(error)]
-    return chat_pb2.Error(message=error.message, type=TYPES[status], param=error.param or "", code=status)
+    kind = TYPES[error.status]
+    return chat_pb2.Error(message=error.message, type=kind, param=error.param or "", code=error.status)
