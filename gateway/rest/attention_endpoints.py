@@ -14,7 +14,7 @@ from gateway.rest.bounded import BoundedRouter
 from gateway.rest.dependencies import ERRORS, KEY, Caller, Config, Service
 from gateway.rest.errors import error_body
 from gateway.rest.feed import Feed
-from gateway.rest.sse import EventStream, frame
+from gateway.rest.reply import EventStream, frame
 
 Number = Annotated[int | None, Query(ge=0, le=99_999)]
 

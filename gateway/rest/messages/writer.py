@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from starlette.responses import Response
-
 from gateway.errors import ServiceError
 from gateway.exchange import (
     ChoiceFinished,
@@ -19,21 +17,19 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
-from gateway.rest.answer import Answer, usage_answer
+from gateway.rest.answer import Answer, ReplyWriter, usage_answer
 from gateway.rest.errors import message_error
 from gateway.rest.messages import schemas
 from gateway.rest.messages.schemas import AnswerBlock, MessageAnswer, MessageReason, MessageUsage, Piece
+from gateway.rest.reply import named_frame
 from gateway.rest.schemas import Tagged
-from gateway.rest.sse import named_frame
 from gateway.tool_calls.written import read_arguments
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessageWriter:
-    """A `ReplyWriter` of one request."""
-
-    end = b""
+class MessageWriter(ReplyWriter):
+    """A message, or its blocks one after the other."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -56,9 +52,6 @@ class MessageWriter:
         ]
         usage = _prompt_usage(0, 0) if answer.usage is None else _usage(answer.usage)
         return self._message(usage, content, _reason(choice.finish_reason, choice.stop))
-
-    def unfinished(self, answer: Answer, error: ServiceError) -> Response:
-        raise error
 
     async def frames(self, event: Event) -> bytes:
         return b"".join(map(named_frame, self._events(event)))

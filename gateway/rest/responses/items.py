@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.exchange import TokenLogprob, ToolCall
 from gateway.rest.answers import ChatToken
-from gateway.rest.formats import chat_logprobs
+from gateway.rest.logprobs import chat_logprobs
 from gateway.rest.responses import schemas
 from gateway.rest.responses.schemas import Output, Status, StreamEvent
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from starlette.responses import Response
-
 from gateway.errors import ServiceError
 from gateway.exchange import (
     ChoiceFinished,
@@ -19,19 +17,17 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
-from gateway.rest.answer import Answer, usage_answer
+from gateway.rest.answer import Answer, ReplyWriter, usage_answer
 from gateway.rest.answers import CachedTokens
 from gateway.rest.errors import error_body
+from gateway.rest.reply import named_frame
 from gateway.rest.responses import schemas
 from gateway.rest.responses.items import CallItem, Item, TextItem
 from gateway.rest.responses.schemas import ResponseAnswer, Status, StreamEvent
-from gateway.rest.sse import named_frame
 
 
-class ResponseWriter:
-    """A `ReplyWriter` of one request."""
-
-    end = b""
+class ResponseWriter(ReplyWriter):
+    """A response, or its items as they grow."""
 
     def __init__(self, begun: ResponseAnswer, done: Callable[[ResponseAnswer, Message], None]) -> None:
         """begun: the answer before it has any output. done: is given the whole answer, also as a message, before the
@@ -61,9 +57,6 @@ class ResponseWriter:
             # the items grow by the way
             list(self._events(event))
         return self._finish(answer.usage)
-
-    def unfinished(self, answer: Answer, error: ServiceError) -> Response:
-        raise error
 
     async def frames(self, event: Event) -> bytes:
         return b"".join(map(self._frame, self._events(event)))
