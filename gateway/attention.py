@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
@@ -17,11 +16,17 @@ import numpy.typing as npt
 from gateway.admission import Shares
 from gateway.errors import InvalidRequest, UnknownAttention
 from gateway.heavy_work import CallerWork
+from gateway.rest.answers import AttentionAnswer
 from gateway.worker_client import TokenSource
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # so that what is shared of a bucket is told to a part in ten thousand
 DIGITS = 4
+# fields of a sight that are told as they are
+TOLD = (
+    *("step", "policy", "family", "context_tokens", "shared_tokens", "host_tokens", "budget_tokens"),
+    *("bytes_moved", "dense_layers", "kv_heads", "bucket_tokens"),
+)
 # pictures of one view that are kept, of some kilobytes each: of its newest sight, by layer and head
 MAX_KEPT = 32
 # about what a bucket costs, in characters of other work
@@ -54,9 +59,9 @@ class Pictures:
         return await asyncio.shield(drawing)
 
     def _json(self, sight: pb.Attention, layer: int | None, kv_head: int | None) -> bytes:
-        told = {"object": "attention", "id": self._request_id, "prompt_tokens": self._prompt_tokens}
-        fields = _picture(sight, layer, kv_head)
-        return json.dumps(told | fields, ensure_ascii=False, separators=(",", ":")).encode()
+        answer = _picture(sight, layer, kv_head)
+        answer.id, answer.prompt_tokens = self._request_id, self._prompt_tokens
+        return answer.written()
 
 
 def _check_place(sight: pb.Attention, layer: int | None, kv_head: int | None) -> None:
@@ -71,7 +76,7 @@ def _num_buckets(sight: pb.Attention) -> int:
     return -(-sight.context_tokens // sight.bucket_tokens)
 
 
-def _picture(sight: pb.Attention, layer: int | None, kv_head: int | None) -> dict[str, Any]:
+def _picture(sight: pb.Attention, layer: int | None, kv_head: int | None) -> AttentionAnswer:
     layers = list(sight.layers)
     begins = np.arange(0, sight.context_tokens, sight.bucket_tokens)
     sizes = np.minimum(begins + sight.bucket_tokens, sight.context_tokens) - begins
@@ -88,26 +93,18 @@ def _picture(sight: pb.Attention, layer: int | None, kv_head: int | None) -> dic
         shares: list[float] = (counts.mean(axis=(0, 1)) / sizes).round(DIGITS).tolist()
         return shares
 
-    return {
-        "step": sight.step,
-        "policy": sight.policy,
-        "family": sight.family,
-        "context_tokens": sight.context_tokens,
-        "shared_tokens": sight.shared_tokens,
-        "host_tokens": sight.host_tokens,
-        "budget_tokens": sight.budget_tokens,
-        "attended_tokens": round(sight.attended_tokens, 1),
-        "hit_rate": round(sight.hit_rate, DIGITS),
-        "bytes_moved": sight.bytes_moved,
-        "layers": layers,
-        "dense_layers": sight.dense_layers,
-        "kv_heads": sight.kv_heads,
-        "layer": layer,
-        "head": kv_head,
-        "bucket_tokens": sight.bucket_tokens,
-        "attended": share(sight.attended),
-        "on_device": share(sight.on_device),
-    }
+    return AttentionAnswer(
+        object="attention",
+        id="",
+        layers=layers,
+        layer=layer,
+        head=kv_head,
+        attended_tokens=round(sight.attended_tokens, 1),
+        hit_rate=round(sight.hit_rate, DIGITS),
+        attended=share(sight.attended),
+        on_device=share(sight.on_device),
+        **{name: getattr(sight, name) for name in TOLD},
+    )
 
 
 # requests that are shown or can still be: one sight of each, of 128 KiB at most

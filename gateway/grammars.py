@@ -21,6 +21,23 @@ def json_grammar(schema: JsonSchema, param: str) -> pb.Grammar:
     return pb.Grammar(json_schema=text, param=param)
 
 
+def format_grammars(kind: str, schema: JsonSchema | None, param: str, place: str) -> list[pb.Grammar]:
+    """Return the grammar of a format, none for text. Raises InvalidRequest.
+
+    kind: text, json_object or json_schema. place: the field of `param` that holds the schema.
+    """
+    match kind:
+        case "text":
+            return []
+        case "json_object":
+            return [json_grammar(ANY_OBJECT, param)]
+        case "json_schema":
+            if schema is None:
+                raise InvalidRequest(f"{param} of type json_schema needs its field {place}.", param)
+            return [json_grammar(schema, param)]
+    raise InvalidRequest(f"{param} has no type {kind[:50]!r}: give text, json_object or json_schema.", param)
+
+
 def one_of(texts: Sequence[str], param: str) -> pb.Grammar:
     """Raises InvalidRequest."""
     if not 0 < len(texts) <= MAX_CHOICES or not all(texts):

@@ -232,6 +232,32 @@ class DetokenizedAnswer(Body):
     prompt: str
 
 
+class AttentionAnswer(Body):
+    """The newest view of what a request attends; the id alone before there is one."""
+
+    object: Literal["attention"]
+    id: str
+    prompt_tokens: int | None = None
+    step: int | None = None
+    policy: str | None = None
+    family: str | None = None
+    context_tokens: int | None = None
+    shared_tokens: int | None = None
+    host_tokens: int | None = None
+    budget_tokens: int | None = None
+    attended_tokens: float | None = None
+    hit_rate: float | None = None
+    bytes_moved: int | None = None
+    layers: Annotated[list[int] | None, Field(description="that are looked at")] = None
+    dense_layers: Annotated[int | None, Field(description="the first, which attend every token")] = None
+    kv_heads: int | None = None
+    layer: Annotated[int | None, Field(description="that is shown; null: the mean over them")] = None
+    head: Annotated[int | None, Field(description="that is shown; null: the mean over them")] = None
+    bucket_tokens: int | None = None
+    attended: Annotated[list[float] | None, Field(description="the share of each bucket's tokens")] = None
+    on_device: Annotated[list[float] | None, Field(description="the share of each bucket's tokens")] = None
+
+
 class StatusAnswer(Body):
     status: Literal["ok", "ready"]
 

@@ -10,9 +10,10 @@ from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
 from gateway.errors import ServiceError
+from gateway.rest.answers import AttentionAnswer, ErrorAnswer
 from gateway.rest.bounded import BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, Caller, Config, Service
-from gateway.rest.errors import error_body
+from gateway.rest.dependencies import ERRORS, KEY, Caller, Config, Service, streamed
+from gateway.rest.errors import BodyResponse, error_body
 from gateway.rest.feed import Feed
 from gateway.rest.reply import EventStream, frame
 
@@ -21,7 +22,11 @@ Number = Annotated[int | None, Query(ge=0, le=99_999)]
 router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
 
-@router.get("/v1/attention/{request_id}")
+@router.get(
+    "/v1/attention/{request_id}",
+    response_model=AttentionAnswer,
+    responses=streamed(AttentionAnswer, ErrorAnswer),
+)
 async def watch(
     request_id: str,
     caller: Caller,
@@ -49,7 +54,7 @@ async def watch(
         feed.check()
         return EventStream(feed, Frames(), config.heartbeat_s, config.request_timeout_s)
     if view.latest is None:
-        return JSONResponse({"object": "attention", "id": view.request_id})
+        return BodyResponse(AttentionAnswer(object="attention", id=view.request_id))
     newest = await view.pictures.draw(view.latest, layer, head, work)
     return Response(newest, media_type=JSONResponse.media_type)
 

@@ -14,10 +14,9 @@ from gateway.exchange import (
     TokenIds,
     Tool,
     ToolCall,
-    ToolChoice,
     Tools,
 )
-from gateway.grammars import ANY_OBJECT, grammars_of, json_grammar, only_one, structured
+from gateway.grammars import format_grammars, grammars_of, only_one, structured
 from gateway.rest.options import read_options
 from gateway.rest.schemas import (
     AllowedChoice,
@@ -33,7 +32,7 @@ from gateway.rest.schemas import (
     TokenizeBody,
 )
 from gateway.rest.unsupported import refuse_unsupported
-from gateway.tool_calls.checks import checked, only
+from gateway.tool_calls.checks import offered
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 
@@ -42,19 +41,15 @@ def read_tools(body: ChatBody) -> Tools | None:
     if body.functions:
         raise InvalidRequest("functions are not supported: give them as tools.", "functions")
     tools = tuple(_read_tool(tool.function) for tool in body.tools or ())
-    named: str | None = None
-    choice = ToolChoice.AUTO
+    is_parallel = body.parallel_tool_calls is not False
     match body.tool_choice:
-        case "none":
-            return None
-        case "required":
-            choice = ToolChoice.REQUIRED
         case NamedTool(function=function):
-            choice, named = ToolChoice.REQUIRED, function.name
+            return offered(tools, named=function.name, is_parallel=is_parallel)
         case AllowedChoice(allowed_tools=allowed):
-            choice = ToolChoice(allowed.mode)
-            tools = only(tools, {tool.function.name for tool in allowed.tools})
-    return checked(Tools(tools, choice, named, body.parallel_tool_calls is not False))
+            names = {tool.function.name for tool in allowed.tools}
+            return offered(tools, allowed.mode, allowed=names, is_parallel=is_parallel)
+        case word:
+            return offered(tools, word or "auto", is_parallel=is_parallel)
 
 
 def read_calls(message: MessageBody) -> tuple[ToolCall, ...]:
@@ -72,36 +67,17 @@ def _read_tool(function: FunctionBody) -> Tool:
 
 def read_grammar(body: GenerationBody) -> pb.Grammar | None:
     """None where the answer may be anything. Raises InvalidRequest for a field that says nothing, and for two."""
+    asked = body.response_format or ResponseFormat(type="text")
+    schema = None if asked.json_schema is None else asked.json_schema.json_schema
     return only_one(
         [
-            *_of_response_format(body.response_format),
+            *format_grammars(asked.type, schema, "response_format", "json_schema.schema"),
             *_of_structured_outputs(body.structured_outputs),
             *grammars_of(
                 "guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
             ),
         ]
     )
-
-
-def _of_response_format(asked: ResponseFormat | None) -> list[pb.Grammar]:
-    param = "response_format"
-    match asked:
-        case None | ResponseFormat(type="text"):
-            return []
-        case ResponseFormat(type="json_object"):
-            return [json_grammar(ANY_OBJECT, param)]
-        case ResponseFormat(type="json_schema", json_schema=named):
-            if named is None or named.json_schema is None:
-                raise InvalidRequest(
-                    "response_format of type json_schema needs json_schema, with the schema as its field schema.",
-                    param,
-                )
-            return [json_grammar(named.json_schema, param)]
-        case _:
-            raise InvalidRequest(
-                f"response_format has no type {asked.type[:50]!r}: give text, json_object or json_schema.",
-                param,
-            )
 
 
 def _of_structured_outputs(asked: StructuredOutputs | None) -> list[pb.Grammar]:

@@ -23,13 +23,12 @@ from gateway.exchange import (
     Tool,
     ToolCall,
     ToolCallDelta,
-    ToolChoice,
     Tools,
     Usage,
 )
 from gateway.grammars import json_grammar, only_one, structured
 from gateway.json_limits import MAX_NESTED, check_count, check_json, read_json
-from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS, checked
+from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS, offered
 from gateway.v1 import chat_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2
 
@@ -42,15 +41,12 @@ def read_tools(message: pb.ChatRequest) -> Tools | None:
     tools = tuple(_read_tool(tool) for tool in message.tools)
     is_parallel = message.parallel_tool_calls or not message.HasField("parallel_tool_calls")
     if message.tool_name:
-        return checked(Tools(tools, ToolChoice.REQUIRED, message.tool_name, is_parallel))
-    match message.tool_choice:
-        case pb.TOOL_CHOICE_NONE:
-            return None
-        case pb.TOOL_CHOICE_REQUIRED:
-            return checked(Tools(tools, ToolChoice.REQUIRED, None, is_parallel))
-        case pb.TOOL_CHOICE_UNSPECIFIED | pb.TOOL_CHOICE_AUTO:
-            return checked(Tools(tools, ToolChoice.AUTO, None, is_parallel))
-    raise InvalidRequest(f"tool_choice has no value {message.tool_choice}: see chat.proto.", "tool_choice")
+        return offered(tools, named=message.tool_name, is_parallel=is_parallel)
+    if message.tool_choice not in CHOICES:
+        raise InvalidRequest(
+            f"tool_choice has no value {message.tool_choice}: see chat.proto.", "tool_choice"
+        )
+    return offered(tools, CHOICES[message.tool_choice], is_parallel=is_parallel)
 
 
 def read_calls(message: pb.Message) -> tuple[ToolCall, ...]:
@@ -97,6 +93,12 @@ def _of_structured_outputs(asked: pb.StructuredOutputs) -> list[gpu_worker_pb2.G
     )
 
 
+CHOICES = {
+    pb.TOOL_CHOICE_UNSPECIFIED: "auto",
+    pb.TOOL_CHOICE_AUTO: "auto",
+    pb.TOOL_CHOICE_NONE: "none",
+    pb.TOOL_CHOICE_REQUIRED: "required",
+}
 CARREL_FIELDS = tuple(field.name for field in pb.CarrelUsage.DESCRIPTOR.fields)
 SAMPLING_FIELDS = frozenset(field.name for field in gpu_worker_pb2.SamplingParams.DESCRIPTOR.fields)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
 from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
 
 from gateway.token_texts import Detokenizer, TokenTexts
 from gateway.tokenizer import Tokenizer, load_tokenizer
@@ -95,7 +95,7 @@ PIECES = ["<unk>", "a", "▁fox", "fox", "▁", "<0xE4>", "<0xBD>", "<0xA0>"]
 
 
 def test_a_vocabulary_of_bytes(model_dir: Path) -> None:
-    backend = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    backend = RawTokenizer.from_file(str(model_dir / "tokenizer.json"))
     texts = TokenTexts(backend)
     text = "the fox 🦊 你\n"
     ids = backend.encode(text, add_special_tokens=False).ids
@@ -104,7 +104,7 @@ def test_a_vocabulary_of_bytes(model_dir: Path) -> None:
 
 
 def test_pieces_keep_the_space_at_their_start() -> None:
-    backend = Tokenizer(models.BPE(vocab={each: at for at, each in enumerate(PIECES)}, merges=[]))
+    backend = RawTokenizer(models.BPE(vocab={each: at for at, each in enumerate(PIECES)}, merges=[]))
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, GenerationOptions, Tool, ToolChoice, Tools
+from gateway.exchange import ChatRequest, GenerationOptions, Tool, Tools
 from gateway.grammars import json_grammar
 from gateway.rest.bounded import AnswerRoute, BoundedRouter
 from gateway.rest.dependencies import ERRORS, KEY, Caller, RequestId, Service, streamed
@@ -15,7 +15,10 @@ from gateway.rest.messages.writer import MessageWriter
 from gateway.rest.options import read_options
 from gateway.rest.reply import reply
 from gateway.rest.unsupported import refuse_unsupported
-from gateway.tool_calls.checks import checked
+from gateway.tool_calls.checks import offered
+
+# Anthropic's words for the choice of a tool
+CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses=ERRORS)
 router = BoundedRouter(dependencies=KEY, responses=ERRORS)
@@ -69,11 +72,9 @@ def _read_tools(body: CountBody) -> Tools | None:
         Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in body.tools or ()
     )
     if (asked := body.tool_choice) is None:
-        return checked(Tools(tools))
-    if asked.type == "none":
-        return None
+        return offered(tools)
     if asked.type == "tool" and asked.name is None:
         raise InvalidRequest("tool_choice of type tool needs a name.", "tool_choice")
     named = asked.name if asked.type == "tool" else None
-    choice = ToolChoice.AUTO if asked.type == "auto" else ToolChoice.REQUIRED
-    return checked(Tools(tools, choice, named, not asked.disable_parallel_tool_use))
+    is_parallel = not asked.disable_parallel_tool_use
+    return offered(tools, CHOICES[asked.type], named, is_parallel=is_parallel)

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, Message, Tool, ToolCall, ToolChoice, Tools
-from gateway.grammars import ANY_OBJECT, json_grammar
+from gateway.exchange import ChatRequest, Message, Tool, ToolCall, Tools
+from gateway.grammars import format_grammars, only_one
 from gateway.rest.options import read_options
 from gateway.rest.responses.schemas import (
     AllowedFunctions,
@@ -20,8 +20,7 @@ from gateway.rest.responses.schemas import (
     TextFormat,
 )
 from gateway.rest.unsupported import refuse_unsupported
-from gateway.tool_calls.checks import checked, only
-from gpu_worker.v1 import gpu_worker_pb2 as pb
+from gateway.tool_calls.checks import offered
 
 
 def read_input(asked: str | Sequence[InputItem]) -> tuple[Message, ...]:
@@ -93,7 +92,8 @@ def read_response_request(
         raise InvalidRequest(f"top_logprobs needs {LOGPROBS!r} in include.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if has_logprobs else None
     sampling = {"max_tokens": body.max_output_tokens, "logprobs": logprobs}
-    grammar = _read_format(body)
+    asked = (body.text and body.text.format) or TextFormat(type="text")
+    grammar = only_one(format_grammars(asked.type, asked.json_schema, "text.format", "schema"))
     options = read_options(body, caller, session_id, sampling, grammar, timeout_s=body.timeout_seconds)
     instructions = [] if body.instructions is None else [Message("system", body.instructions)]
     messages = (*instructions, *before, *read_input(body.input))
@@ -114,7 +114,6 @@ def _check_fields(body: ResponsesBody) -> None:
 
 
 def _read_tools(body: ResponsesBody) -> Tools | None:
-    """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
     any_object: dict[str, Any] = {"type": "object"}
     tools = tuple(
         Tool(
@@ -125,28 +124,11 @@ def _read_tools(body: ResponsesBody) -> Tools | None:
         )
         for tool in body.tools or ()
     )
-    choice, named = ToolChoice.AUTO, None
+    is_parallel = body.parallel_tool_calls is not False
     match body.tool_choice:
-        case "none":
-            return None
-        case "required":
-            choice = ToolChoice.REQUIRED
         case NamedFunction(name=name):
-            choice, named = ToolChoice.REQUIRED, name
+            return offered(tools, named=name, is_parallel=is_parallel)
         case AllowedFunctions(mode=mode, tools=allowed):
-            choice = ToolChoice(mode)
-            tools = only(tools, {tool.name for tool in allowed})
-    return checked(Tools(tools, choice, named, body.parallel_tool_calls is not False))
-
-
-def _read_format(body: ResponsesBody) -> pb.Grammar | None:
-    """Return the grammar of the text; None: anything. Raises InvalidRequest."""
-    param = "text.format"
-    match body.text.format if body.text is not None else None:
-        case None | TextFormat(type="text"):
-            return None
-        case TextFormat(type="json_object"):
-            return json_grammar(ANY_OBJECT, param)
-        case TextFormat(type="json_schema", json_schema=schema) if schema is not None:
-            return json_grammar(schema, param)
-    raise InvalidRequest("text.format is text, json_object, or json_schema with a schema.", param)
+            return offered(tools, mode, allowed={tool.name for tool in allowed}, is_parallel=is_parallel)
+        case word:
+            return offered(tools, word or "auto", is_parallel=is_parallel)
