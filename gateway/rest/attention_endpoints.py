@@ -11,8 +11,7 @@ from fastapi.responses import JSONResponse
 
 from gateway.errors import ServiceError
 from gateway.rest.answers import AttentionAnswer, ErrorAnswer
-from gateway.rest.bounded import BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, Caller, Config, Service, streamed
+from gateway.rest.bounded import ERRORS, KEY, BoundedRouter, Caller, Config, Service, streamed
 from gateway.rest.errors import BodyResponse, error_body
 from gateway.rest.feed import Feed
 from gateway.rest.reply import EventStream, frame

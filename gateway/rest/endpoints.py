@@ -18,9 +18,8 @@ from gateway.rest.answers import (
     ModelPolicies,
     TokenizedAnswer,
 )
-from gateway.rest.bounded import AnswerRoute, BoundedRouter
+from gateway.rest.bounded import ERRORS, KEY, AnswerRoute, BoundedRouter, Caller, RequestId, Service, streamed
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
-from gateway.rest.dependencies import ERRORS, KEY, Caller, RequestId, Service, streamed
 from gateway.rest.errors import BodyResponse
 from gateway.rest.formats import ChatWriter, CompletionWriter
 from gateway.rest.reply import reply

@@ -15,8 +15,7 @@ from starlette.routing import Route
 from carrel.process.version import version
 from gateway.errors import NoEmbeddings, WorkerUnavailable
 from gateway.rest.answers import LoadAnswer, ServerInfoAnswer, ServerLimits, StatusAnswer, VersionAnswer
-from gateway.rest.bounded import BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, Config, Service
+from gateway.rest.bounded import ERRORS, KEY, BoundedRouter, Config, Service
 
 PATH, DOCS_PATH = "/", "/docs"
 _FOLDER = Path(__file__).resolve().parents[1] / "page"

@@ -11,9 +11,8 @@ from pydantic import Field
 from carrel.process.request_limits import MAX_PIN_SECONDS
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, CompletionRequest, Scalar
-from gateway.rest.bounded import BoundedRouter
+from gateway.rest.bounded import ERRORS, KEY, BoundedRouter, Caller, RequestId, Service, SessionId
 from gateway.rest.converters import read_messages
-from gateway.rest.dependencies import ERRORS, KEY, Caller, RequestId, Service, SessionId
 from gateway.rest.feed import while_connected
 from gateway.rest.fields import OneByOne, PromptTokenIds, Refused
 from gateway.rest.options import read_options

@@ -1,4 +1,4 @@
-"""How the one message of a call is received: within a time, where there is memory for it, and by turns of callers.
+"""The one message of a call, received within a time, where there is memory for it, by turns; and errors as statuses.
 
 gRPC's own server takes memory for every message that a client begins to send, waits without an end for one that never
 comes, and calls a message that cannot be read the server's error, where it is the client's.
@@ -14,11 +14,44 @@ import grpc
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 
+from carrel.process.request_limits import CODE_KEY, PARAM_KEY
 from gateway.auth import KeyRing, only
 from gateway.body_limits import BodyLimits, BodyRoom
-from gateway.errors import InvalidRequest, ServiceError, SlowBody
+from gateway.errors import InvalidRequest, Overloaded, ServiceError, SlowBody
 from gateway.json_limits import check_count
-from gateway.rpc.errors import abort
+from gateway.rest.errors import TYPES
+from gateway.v1 import chat_pb2
+
+RETRY_KEY = "carrel-retry-after"
+
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+async def abort(context: grpc.aio.ServicerContext, error: ServiceError) -> None:
+    """End the call with the error's status; what more there is of `carrel-param`, `carrel-code` and
+    `carrel-retry-after`, in seconds, goes into the trailing metadata."""
+    pairs = ((PARAM_KEY, error.param), (CODE_KEY, error.code), (RETRY_KEY, error.retry_after_s))
+    metadata = tuple((key, str(value)) for key, value in pairs if value)
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.code == Overloaded.code else CODES[error.status]
+    await context.abort(code, error.message, trailing_metadata=metadata)
+
+
+def error_event(error: ServiceError) -> chat_pb2.Error:
+    """The same type and number as in the REST API."""
+    kind = TYPES[error.status]
+    return chat_pb2.Error(message=error.message, type=kind, param=error.param or "", code=error.status)
+
 
 # gRPC's own default
 MAX_MESSAGE_BYTES = 4 * 2**20

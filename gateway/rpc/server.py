@@ -16,8 +16,7 @@ from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError, Unauthorized
 from gateway.metrics import Metrics
-from gateway.rpc.errors import abort
-from gateway.rpc.messages import MAX_MESSAGE_BYTES, MessageInterceptor, shown_key
+from gateway.rpc.messages import MAX_MESSAGE_BYTES, MessageInterceptor, abort, shown_key
 from gateway.rpc.servicer import ChatServicer
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc

@@ -7,8 +7,7 @@ from fastapi import Request, Response
 from gateway.errors import InvalidRequest
 from gateway.exchange import ChatRequest, GenerationOptions, Tool, Tools
 from gateway.grammars import json_grammar
-from gateway.rest.bounded import AnswerRoute, BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, Caller, RequestId, Service, streamed
+from gateway.rest.bounded import ERRORS, KEY, AnswerRoute, BoundedRouter, Caller, RequestId, Service, streamed
 from gateway.rest.messages.schemas import EVENTS, CountAnswer, CountBody, MessageAnswer, MessagesBody
 from gateway.rest.messages.turns import read_turns
 from gateway.rest.messages.writer import MessageWriter

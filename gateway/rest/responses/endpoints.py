@@ -11,8 +11,17 @@ from fastapi.responses import JSONResponse
 
 from gateway.errors import ServiceError
 from gateway.exchange import Message
-from gateway.rest.bounded import AnswerRoute, BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, Caller, KeptTurns, RequestId, Service, streamed
+from gateway.rest.bounded import (
+    ERRORS,
+    KEY,
+    AnswerRoute,
+    BoundedRouter,
+    Caller,
+    KeptTurns,
+    RequestId,
+    Service,
+    streamed,
+)
 from gateway.rest.reply import reply
 from gateway.rest.responses.converters import read_input, read_response_request
 from gateway.rest.responses.schemas import (
