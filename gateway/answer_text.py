@@ -1,4 +1,4 @@
-"""What of the model's text is the answer: without the white space that the template puts first, up to a stop string."""
+"""The answer within the model's text: without the template's leading white space, up to a stop string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What running requests attend, as the worker tells it now and then: the newest of each, for its owner to look at."""
+"""Views of what running requests attend, as the worker reports them: the newest of each, for its owner."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from gateway.attention_pictures import Pictures
+from gateway.admission import Shares
 from gateway.errors import UnknownAttention
-from gateway.shares import Shares
 from gateway.worker_client import TokenSource
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -26,8 +25,11 @@ class View:
     """One request's newest sight; `changed` is replaced, and set, whenever there is a newer one or none will come."""
 
     request_id: str
-    pictures: Pictures
+    prompt_tokens: int
     latest: pb.Attention | None = None
+    # pictures of one sight, by layer and KV head: each is drawn once, however many readers it has
+    drawn_of: pb.Attention | None = None
+    drawn: dict[tuple[int | None, int | None], asyncio.Task[bytes]] = field(default_factory=dict)
     is_over: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -60,8 +62,8 @@ class AttentionViews:
         self._views: OrderedDict[tuple[bytes, str], View] = OrderedDict()
 
     def open(self, caller: bytes, request_id: str, prompt_tokens: int) -> View:
-        """Of a request that begins; in place of an older one of the same id."""
-        view = View(request_id, Pictures(request_id, prompt_tokens))
+        """Open the view of a request that begins, in place of an older one with the same id."""
+        view = View(request_id, prompt_tokens)
         self._views.pop((caller, request_id), None)
         self._views[caller, request_id] = view
         while len(self._views) > MAX_VIEWS:

@@ -27,7 +27,7 @@ def only(values: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who stands behind a key. name: for operators; of a key without one the first digits of a hash."""
+    """The owner of a key. name: for operators; by default the first digits of a hash of the key."""
 
     digest: bytes
     name: str
@@ -75,7 +75,7 @@ class KeyRing:
         return NO_LIMITS if found is None else found.limits
 
     def name(self, caller: bytes) -> str:
-        """What metrics call the caller; empty where the API is open, or the key is no longer accepted."""
+        """Return the caller's name in metrics; empty where the API is open or the key is no longer accepted."""
         found = self._by_caller.get(caller)
         return "" if found is None else found.name
 

@@ -1,27 +1,67 @@
-"""One choice of a request: from the worker's tokens to text with an end."""
+"""One choice of a request: from the worker's tokens to text with an end, behind its prompt where that was asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 
 from gateway.answer_text import AnswerLead, StopMatcher
-from gateway.detokenizer import Decode, Detokenizer
 from gateway.errors import GenerationFailed, RequestTimeout, ServiceError, WorkerUnavailable
-from gateway.exchange import ChoiceFinished, Echo, Event, TextDelta
+from gateway.exchange import ChoiceFinished, Echo, Event, TextDelta, TokenLogprob
 from gateway.heavy_work import CallerWork
 from gateway.metrics import Metrics
-from gateway.phases import Phases
-from gateway.prefill_progress import PrefillProgress
-from gateway.prompt_echo import PromptEcho
-from gateway.token_texts import read_logprobs
+from gateway.progress import Phases, PrefillProgress
+from gateway.token_texts import Decode, Detokenizer, TokenTexts, read_logprobs
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import TokenSource
 from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+# about what looking up a token costs, in characters of other work
+SCORE_CHARS = 32
+
+
+class PromptEcho:
+    """Says the prompt's text once, before anything else, and how likely its tokens are where the worker tells it."""
+
+    def __init__(
+        self,
+        index: int,
+        echo: Echo | None,
+        request: pb.GenerateRequest,
+        texts: TokenTexts,
+        work: CallerWork,
+    ) -> None:
+        """index: of the choice. echo: None for none."""
+        self._index = index
+        self._left = self._echo = echo
+        self._request = request
+        self._texts = texts
+        self._work = work
+        self.is_all = echo is not None and echo.is_all
+
+    def begin(self) -> Iterator[TextDelta]:
+        """The text, with the first token, which is likely after nothing; once."""
+        echo, self._left = self._left, None
+        if echo is None:
+            return
+        first: tuple[TokenLogprob, ...] = ()
+        if self._request.sampling.HasField("prompt_logprobs"):
+            token_id = self._request.prompt_token_ids[0]
+            first = (TokenLogprob(token_id, *self._texts.told(token_id), None),)
+        yield TextDelta(self._index, echo.text, first)
+
+    async def take(self, prompt: pb.PromptTokens) -> AsyncIterator[TextDelta]:
+        """The next of its tokens, a thousand of them, within the text or beside it: read beside the event loop."""
+        for begun in self.begin():
+            yield begun
+        size = SCORE_CHARS * sum(1 + len(token.top) for token in prompt.tokens)
+        told = await self._work.answer(size, read_logprobs, self._texts, prompt.tokens)
+        yield TextDelta(self._index, "", () if self._echo is None else told, prompt_logprobs=told)
+
 
 ABORT_TIMEOUT_S = 2.0
 FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
@@ -147,7 +187,7 @@ class Choice:
         return replace(delta, token_ids=token_ids, prompt_token_ids=prompt)
 
     def _flush(self) -> str:
-        """What still waits to be sent, now that no token follows."""
+        """Yield the text that was held back, now that no token follows."""
         rest = self._lead.push(self._detokenizer.flush()) + self._lead.flush()
         return self._stops.push(rest) + self._stops.flush()
 

@@ -62,14 +62,14 @@ class ListenOptions:
 
     @property
     def all_keys(self) -> tuple[str, ...]:
-        """Those of the options and those of the file, as it is now. Raises ConfigError."""
+        """Return the keys of the options and the current ones of the file. Raises ConfigError."""
         listed = () if self.api_keys_file is None else read_keys(self.api_keys_file)
         return (*self.api_keys, *(each.key for each in listed))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayOptions:
-    """What the gateway lets in, and how it answers."""
+    """Options of what the gateway accepts and how it answers."""
 
     grpc_port: int = option(8001, "port of chat gRPC; 0: off", metavar="N", ge=0, le=65535)
     root_path: str = option("", "path under which a proxy serves the API", metavar="PATH")
@@ -191,7 +191,7 @@ class GatewayConfig(ListenOptions, GatewayOptions):
 
     @property
     def worker_identity(self) -> Identity | None:
-        """Who the gateway is to its worker; None: without TLS. Raises ValueError."""
+        """The gateway's TLS identity towards its worker; None: without TLS. Raises ValueError."""
         return read_identity(
             {
                 "--worker-client-keyfile": self.worker_client_keyfile,
@@ -217,7 +217,7 @@ class GatewayConfig(ListenOptions, GatewayOptions):
 
     @property
     def has_keys(self) -> bool:
-        """Whether a client must show one."""
+        """True if a client must send a key."""
         return bool(self.api_keys) or self.api_keys_file is not None
 
     def max_per_key(self, num_keys: int) -> int | None:

@@ -6,16 +6,14 @@ from dataclasses import replace
 from functools import partial
 
 from carrel.process.request_limits import check_grammar
-from gateway.answer_parts import AnswerParts
+from gateway.answer_parts import BEGIN, AnswerParts, ReasoningReader
 from gateway.errors import InvalidRequest, invalid_requests
 from gateway.exchange import ChatRequest, TokenIds, ToolChoice, Tools
-from gateway.reasoning import BEGIN, ReasoningReader
 from gateway.tokenizer import Tokenizer
 from gateway.tool_calls import FAMILIES, CallsReader, family_of
-from gateway.tool_calls.arguments import taken_back
 from gateway.tool_calls.checks import check_messages
 from gateway.tool_calls.families import takes_tools
-from gateway.tool_calls.written import as_text, one_by_one
+from gateway.tool_calls.written import as_text, one_by_one, taken_back
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 AUTO, NONE = "auto", "none"
@@ -25,7 +23,7 @@ NUM_LAST_TOKENS = 8
 
 
 class Dialect:
-    """Of one tokenizer's model."""
+    """The formats of one tokenizer's model."""
 
     def __init__(
         self, tokenizer: Tokenizer, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
@@ -69,11 +67,11 @@ class Dialect:
         return replace(request, messages=as_text(request.messages, tools, self._calls))
 
     def shows_special_tokens(self, request: ChatRequest) -> bool:
-        """Whether what tells calls from text is a special token, which texts leave out otherwise."""
+        """Return whether calls are marked by a special token, which texts leave out otherwise."""
         return request.tools is not None and self._calls.is_special
 
     def parts(self, request: ChatRequest, prompt: TokenIds) -> AnswerParts | None:
-        """What parts the answer to the prompt of a prepared request; None: it is text."""
+        """Return the splitter of the answer to a prepared request's prompt; None: the answer is plain text."""
         thinks = request.tells_reasoning
         if request.tools is None and not thinks:
             return None

@@ -1,4 +1,4 @@
-"""What the gateway is asked and what it answers, whatever the protocol; with the worker it speaks in messages."""
+"""Requests and answers of the gateway in any protocol; the worker's own are protobuf messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """What a request may say besides its prompt.
+    """Options of a request besides its prompt.
 
     `draft`: the worker's request so far, with what the client set of sampling, policy, budget, session, priority, and
     `prefix_salt` (see `KeyRing.caller`). `add_special_tokens` None: to a completion, not to a chat, whose template
@@ -95,7 +95,7 @@ class ToolChoice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a chat's answer may call, or with REQUIRED must. `named`: the one that it may call; None: any.
+    """Tools that a chat's answer may call, or with REQUIRED must. `named`: the only one it may call; None: any.
     `is_parallel`: several calls may be in one answer."""
 
     tools: tuple[Tool, ...]

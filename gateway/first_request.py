@@ -57,7 +57,7 @@ class FirstRequest:
         self._task: asyncio.Task[None] | None = None
 
     async def has_ended(self) -> bool:
-        """Whether the worker has had it, well or not; the first to ask sends it."""
+        """Return whether the worker has answered it, well or not; the first call sends it."""
         if self._task is None:
             self._task = asyncio.create_task(self._send())
         done, _ = await asyncio.wait({self._task}, timeout=ASK_S)

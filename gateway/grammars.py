@@ -1,4 +1,4 @@
-"""What an answer must be, as every protocol may say it, to the worker's grammar."""
+"""Constraints of an answer's form in any protocol, to the worker's grammar."""
 
 from __future__ import annotations
 
@@ -21,6 +21,23 @@ def json_grammar(schema: JsonSchema, param: str) -> pb.Grammar:
     return pb.Grammar(json_schema=text, param=param)
 
 
+def format_grammars(kind: str, schema: JsonSchema | None, param: str, place: str) -> list[pb.Grammar]:
+    """Return the grammar of a format, none for text. Raises InvalidRequest.
+
+    kind: text, json_object or json_schema. place: the field of `param` that holds the schema.
+    """
+    match kind:
+        case "text":
+            return []
+        case "json_object":
+            return [json_grammar(ANY_OBJECT, param)]
+        case "json_schema":
+            if schema is None:
+                raise InvalidRequest(f"{param} of type json_schema needs its field {place}.", param)
+            return [json_grammar(schema, param)]
+    raise InvalidRequest(f"{param} has no type {kind[:50]!r}: give text, json_object or json_schema.", param)
+
+
 def one_of(texts: Sequence[str], param: str) -> pb.Grammar:
     """Raises InvalidRequest."""
     if not 0 < len(texts) <= MAX_CHOICES or not all(texts):
@@ -36,7 +53,7 @@ def grammars_of(
     choice: Sequence[str] | None,
     grammar: str | None,
 ) -> list[pb.Grammar]:
-    """Of the fields `json`, `regex`, `choice` and `grammar` behind this prefix, those that are there. Raises
+    """Return a grammar for each field that is set of `json`, `regex`, `choice` and `grammar` behind this prefix. Raises
     InvalidRequest."""
     found = [] if schema is None else [json_grammar(schema, f"{prefix}json")]
     if regex is not None:
@@ -55,7 +72,7 @@ def structured(
     choice: Sequence[str] | None,
     grammar: str | None,
 ) -> list[pb.Grammar]:
-    """Of `structured_outputs`. Raises InvalidRequest where it says nothing."""
+    """Return the grammars of `structured_outputs`. Raises InvalidRequest where it is empty."""
     param = "structured_outputs"
     found = grammars_of(f"{param}.", schema, regex, choice, grammar)
     if is_object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from carrel.process.fair_turns import FairTurns
-from gateway.shares import Shares
+from gateway.admission import Shares
 
 T = TypeVar("T")
 

@@ -1,10 +1,36 @@
-"""How much JSON may hold, counted before it is decoded: decoding and checking hold up everything else."""
+"""JSON of clients and models: how much it may hold, counted before it is decoded, and decoding it."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from pydantic_core import from_json
+
 from gateway.errors import InvalidRequest, TooLarge
+
+HIGH, LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HALF = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (HIGH, LOW, HIGH.replace(b"{2}", b"[0-9a-fA-F]"), LOW))
+REPLACED = b"\\ufffd"
+
+
+def read_json(text: str | bytes) -> Any:
+    """The value. Half a surrogate pair becomes U+FFFD. Raises ValueError for text that is not JSON."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return from_json(without_halves(text.encode() if isinstance(text, str) else text))
+
+
+def without_halves(raw: bytes) -> bytes:
+    """The same JSON with U+FFFD for every half of a surrogate pair."""
+    # of the same length; what a backslash stands before begins no escape
+    plain = raw.replace(b"\\\\", b"__")
+    mended = bytearray(raw)
+    for half in _HALF.finditer(plain):
+        mended[half.start() : half.end()] = REPLACED
+    return bytes(mended)
+
 
 # Each is some microseconds until it is a record: a message is one, a part of its content, a call of a tool, ...
 MAX_NESTED = 2**14

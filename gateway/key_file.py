@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may have; None: no limit of its own.
+    """Limits of one key; None: no limit of its own.
 
     max_concurrent: requests at once. requests_per_minute; tokens_per_minute, of prompts and answers. arena_bytes: that
     its running requests may fill of the KV store's arena.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -20,6 +21,7 @@ ITL_BUCKETS_S = (
 )
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 PHASE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, *E2E_BUCKETS_S)
+M = TypeVar("M", Counter, Gauge, Histogram)
 # why a request was not begun
 REASONS: dict[type[Exception], str] = {
     errors.Unauthorized: "unauthorized",
@@ -35,34 +37,22 @@ REASONS: dict[type[Exception], str] = {
 
 
 class Metrics:
-    """What the gateway counts. Outcomes: stop, length, abort, cancelled, or the error's class name."""
+    """Metrics of the gateway. Outcomes: stop, length, abort, cancelled, or the error's class name."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._model_name = model_name
-        self._requests = Counter(
-            "carrel_requests_total",
-            "Requests that ended, by outcome.",
-            ("model_name", "endpoint", "outcome"),
-            registry=self._registry,
+        self._requests = self._metric(
+            Counter, "requests_total", "Requests that ended, by outcome.", "endpoint", "outcome"
         )
-        self._rejected = Counter(
-            "carrel_requests_rejected_total",
-            "Requests that were refused, by reason.",
-            ("model_name", "reason"),
-            registry=self._registry,
+        self._rejected = self._metric(
+            Counter, "requests_rejected_total", "Requests that were refused, by reason.", "reason"
         )
         for reason in REASONS.values():
             self._rejected.labels(model_name, reason)
-        self._prompt_tokens = self._counter(
-            "carrel_prompt_tokens_total", "Prompt tokens of admitted requests."
-        )
         self._of_key = {
-            what: Counter(
-                f"carrel_key_{what}_total",
-                f"Of one API key, by its name or a hash: {text}.",
-                ("model_name", "key"),
-                registry=self._registry,
+            what: self._metric(
+                Counter, f"key_{what}_total", f"Of one API key, by its name or a hash: {text}.", "key"
             )
             for what, text in (
                 ("requests", "requests that ended"),
@@ -70,46 +60,26 @@ class Metrics:
                 ("generation_tokens", "tokens generated for requests that ended"),
             )
         }
-        self.generation_tokens = self._counter("carrel_generation_tokens_total", "Tokens generated.")
-        self.running = Gauge(
-            "carrel_gateway_requests_running",
-            "Requests now being served.",
-            ("model_name",),
-            registry=self._registry,
-        ).labels(model_name)
-        self.incoming = Gauge(
-            "carrel_gateway_incoming_body_bytes", "Request bodies being received or parsed.", ("model_name",),
-            registry=self._registry,
-        ).labels(model_name)  # fmt: skip
-        self.draining = Gauge(
-            "carrel_draining", "1 while running requests finish and none is let in.", ("model_name",),
-            registry=self._registry,
-        ).labels(model_name)  # fmt: skip
-        Gauge(
-            "carrel_build_info", "1; its labels say what runs.", ("model_name", "version", "commit"),
-            registry=self._registry,
-        ).labels(model_name, version(), commit()).set(1)  # fmt: skip
-        self.ttft = self._histogram(
-            "carrel_time_to_first_token_seconds", "Request in to first token.", TTFT_BUCKETS_S
+        built = self._metric(Gauge, "build_info", "1; its labels say what runs.", "version", "commit")
+        built.labels(model_name, version(), commit()).set(1)
+        self._prompt_tokens = self._own(Counter, "prompt_tokens_total", "Prompt tokens of admitted requests.")
+        self.generation_tokens = self._own(Counter, "generation_tokens_total", "Tokens generated.")
+        self.running = self._own(Gauge, "gateway_requests_running", "Requests now being served.")
+        self.incoming = self._own(
+            Gauge, "gateway_incoming_body_bytes", "Request bodies being received or parsed."
         )
-        self.queue = self._histogram(
-            "carrel_request_queue_time_seconds", "In the worker, until its prompt is begun.", PHASE_BUCKETS_S
+        self.draining = self._own(Gauge, "draining", "1 while running requests finish and none is let in.")
+        self.ttft = self._times("time_to_first_token", "Request in to first token.", TTFT_BUCKETS_S)
+        self.queue = self._times(
+            "request_queue_time", "In the worker, until its prompt is begun.", PHASE_BUCKETS_S
         )
-        self.prefill = self._histogram(
-            "carrel_request_prefill_time_seconds", "Prompt begun to first token.", PHASE_BUCKETS_S
+        self.prefill = self._times("request_prefill_time", "Prompt begun to first token.", PHASE_BUCKETS_S)
+        self.decode = self._times("request_decode_time", "First token to the answer's end.", PHASE_BUCKETS_S)
+        self.itl = self._times("inter_token_latency", "Between two tokens.", ITL_BUCKETS_S)
+        self.tpot = self._times(
+            "request_time_per_output_token", "Between two tokens, mean of an answer.", ITL_BUCKETS_S
         )
-        self.decode = self._histogram(
-            "carrel_request_decode_time_seconds", "First token to the answer's end.", PHASE_BUCKETS_S
-        )
-        self.itl = self._histogram("carrel_inter_token_latency_seconds", "Between two tokens.", ITL_BUCKETS_S)
-        self.tpot = self._histogram(
-            "carrel_request_time_per_output_token_seconds",
-            "Between two tokens, mean of an answer.",
-            ITL_BUCKETS_S,
-        )
-        self.e2e = self._histogram(
-            "carrel_e2e_request_latency_seconds", "Request in to its end.", E2E_BUCKETS_S
-        )
+        self.e2e = self._times("e2e_request_latency", "Request in to its end.", E2E_BUCKETS_S)
 
     def count_request(self, endpoint: str, outcome: str, key: str) -> None:
         """key: its name; empty where there are no keys."""
@@ -123,7 +93,7 @@ class Metrics:
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Of a request that is not given to the service yet: there it is counted."""
+        """Count a refusal of a request that has not reached the service, which counts its own."""
         try:
             yield
         except ServiceError as error:
@@ -151,10 +121,12 @@ class Metrics:
             registry.register(StoreCollector(store, self._model_name))
         return generate_latest(self._registry) + generate_latest(registry)
 
-    def _counter(self, name: str, help: str) -> Counter:
-        return Counter(name, help, ("model_name",), registry=self._registry).labels(self._model_name)
+    def _metric(self, kind: type[M], name: str, text: str, *labels: str, **options: Any) -> M:
+        return kind(f"carrel_{name}", text, ("model_name", *labels), registry=self._registry, **options)
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help, ("model_name",), registry=self._registry, buckets=buckets).labels(
-            self._model_name
-        )
+    def _own(self, kind: type[M], name: str, text: str, **options: Any) -> M:
+        """A metric that has no labels but the model's name."""
+        return self._metric(kind, name, text, **options).labels(self._model_name)
+
+    def _times(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return self._own(Histogram, f"{name}_seconds", text, buckets=buckets)

@@ -1,4 +1,4 @@
-"""Requests on their way: each has its place, is counted and charged, and its choices run at the worker."""
+"""Requests on their way: each has its place and its span, is counted and charged, and its choices run at the worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 
+from carrel.process.request_context import RequestContext, current_request, working_for
 from carrel.process.tracing import Tracer
 from gateway.admission import Admission, Place
 from gateway.answer_text import StopMatcher
@@ -20,14 +22,54 @@ from gateway.exchange import ChoiceFinished, Completed, Echo, Event, Generation,
 from gateway.heavy_work import HeavyWork
 from gateway.metrics import Metrics
 from gateway.plan import Plan
-from gateway.prefill_progress import PrefillProgress
+from gateway.progress import PrefillProgress
 from gateway.rate_limits import RateLimits
-from gateway.read_ahead import read_ahead
+from gateway.tasks import read_ahead
 from gateway.tokenizer import Tokenizer
-from gateway.traced import traced
 from gateway.worker_client import TokenSource, own_edition
 from gateway.worker_status import WorkerStatus
 from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+
+async def traced(
+    tracer: Tracer, plan: Plan, model: str, events: AsyncGenerator[Event, None]
+) -> AsyncGenerator[Event, None]:
+    """The request's events, which are closed with this; what brings them, and what is logged meanwhile, is part of the
+    span. To be iterated and closed by one task."""
+    request = current_request()
+    span = tracer.start(
+        plan.endpoint,
+        None if request is None else request.trace,
+        {
+            "carrel.request_id": plan.request_id,
+            "gen_ai.operation.name": plan.endpoint,
+            "gen_ai.request.model": model,
+            "carrel.choices": plan.num_choices,
+        },
+    )
+    # what a reader that leaves is, too
+    error = "cancelled"
+    try:
+        with working_for(RequestContext(plan.request_id, span.trace)):
+            async with aclosing(events):
+                async for event in events:
+                    match event:
+                        case Completed(usage):
+                            span.tell(
+                                {
+                                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                                    "gen_ai.usage.output_tokens": usage.completion_tokens,
+                                    "carrel.ttft_ms": usage.ttft_ms,
+                                }
+                            )
+                    yield event
+        error = ""
+    except Exception as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        span.end(error)
+
 
 # of the worker's seats, that one request may have at once
 SEAT_SHARE = 0.5
@@ -37,56 +79,42 @@ READ_AHEAD_EVENTS = 256
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class PlanRunner:
     """Runs plans. A request is logged at `log_level` when it ends; `tracer` takes a span of each."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        worker: TokenSource,
-        status: WorkerStatus,
-        tokenizer: Tokenizer,
-        defaults: pb.SamplingParams,
-        admission: Admission,
-        keys: KeyRing,
-        rate_limits: RateLimits,
-        metrics: Metrics,
-        work: HeavyWork,
-        tracer: Tracer,
-        log_level: int,
-    ) -> None:
-        self._config = config
-        self._worker = worker
-        self._status = status
-        self._tokenizer = tokenizer
-        self._defaults = defaults
-        self._admission = admission
-        self._keys = keys
-        self._rate_limits = rate_limits
-        self._metrics = metrics
-        self._work = work
-        self._tracer = tracer
-        self._log_level = log_level
+    config: GatewayConfig
+    worker: TokenSource
+    status: WorkerStatus
+    tokenizer: Tokenizer
+    defaults: pb.SamplingParams
+    admission: Admission
+    keys: KeyRing
+    rate_limits: RateLimits
+    metrics: Metrics
+    work: HeavyWork
+    tracer: Tracer
+    log_level: int
 
     def start(self, plan: Plan) -> Generation:
         """Nothing happens until the events are iterated; errors come with the first of them."""
         # the place is the worker's time, not the reader's
-        events = traced(self._tracer, plan, self._config.model_names[0], self._counted(plan))
-        ahead = read_ahead(events, READ_AHEAD_EVENTS, self._admission.cut_with_all())
-        return Generation(plan.request_id, self._config.model_names[0], int(time.time()), ahead)
+        events = traced(self.tracer, plan, self.config.model_names[0], self._counted(plan))
+        ahead = read_ahead(events, READ_AHEAD_EVENTS, self.admission.cut_with_all())
+        return Generation(plan.request_id, self.config.model_names[0], int(time.time()), ahead)
 
     def check_model(self, model: str | None) -> None:
         """Raises UnknownModel; no name at all means the one that is served."""
-        if model and model not in (*self._config.model_names, self._config.model):
-            raise UnknownModel(model, self._config.model_names[0])
+        if model and model not in (*self.config.model_names, self.config.model):
+            raise UnknownModel(model, self.config.model_names[0])
 
     async def _counted(self, plan: Plan) -> AsyncGenerator[Event, None]:
         """The request's events, with its place held, its metrics kept and one log line at its end."""
         started_at = time.monotonic()
         outcome, has_begun = "cancelled", False
         try:
-            with self._admission.place(plan.caller) as place, self._metrics.running.track_inprogress():
-                self._rate_limits.take_request(plan.caller)
+            with self.admission.place(plan.caller) as place, self.metrics.running.track_inprogress():
+                self.rate_limits.take_request(plan.caller)
                 async with aclosing(self._run(plan, started_at, place)) as events:
                     async for event in events:
                         match event:
@@ -97,23 +125,23 @@ class PlanRunner:
         except Exception as error:
             outcome = type(error).__name__
             if not has_begun:
-                self._metrics.count_rejected(error)
+                self.metrics.count_rejected(error)
             match error:
                 case WorkerUnavailable():
-                    self._status.forget()
+                    self.status.forget()
                 case RequestTimeout():
                     # a choice knows only what was left of the time
                     raise RequestTimeout(self._timeout_s(plan)) from error
             raise
         finally:
             took_s = time.monotonic() - started_at
-            self._metrics.e2e.observe(took_s)
-            self._metrics.count_request(plan.endpoint, outcome, self._keys.name(plan.caller))
-            log.log(self._log_level, "%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
+            self.metrics.e2e.observe(took_s)
+            self.metrics.count_request(plan.endpoint, outcome, self.keys.name(plan.caller))
+            log.log(self.log_level, "%s %s: %s in %.3f s", plan.endpoint, plan.request_id, outcome, took_s)
 
     async def _run(self, plan: Plan, started_at: float, place: Place) -> AsyncGenerator[Event, None]:
         self.check_model(plan.options.model)
-        info = await self._status.info()
+        info = await self.status.info()
         plan.check(info)
         prompts = await plan.prompts(info.max_model_len)
         deadline = started_at + self._timeout_s(plan)
@@ -138,7 +166,7 @@ class PlanRunner:
                         each.first_token_at for of_prompt in choices for each in of_prompt
                     ):
                         has_token = True
-                        self._metrics.ttft.observe(time.monotonic() - started_at)
+                        self.metrics.ttft.observe(time.monotonic() - started_at)
                     for part in [event] if parts is None else parts.events(event):
                         yield part
         yield Completed(total_usage(choices, num_prompt_tokens, started_at))
@@ -152,19 +180,19 @@ class PlanRunner:
         num_prompt_tokens: Sequence[int],
     ) -> Iterator[None]:
         """Count what a request uses, and against its key's limits. Raises TooManyRequests."""
-        caller, name, num_prompt = plan.caller, self._keys.name(plan.caller), sum(num_prompt_tokens)
+        caller, name, num_prompt = plan.caller, self.keys.name(plan.caller), sum(num_prompt_tokens)
         every = [choice for of_prompt in choices for choice in of_prompt]
         # `n` choices of a prompt share its rows, and each has its answer
         num_rows = num_prompt + sum(choice.max_tokens for choice in every)
-        with self._rate_limits.arena(caller, num_rows * info.arena_token_bytes):
-            self._rate_limits.take_prompt(caller, num_prompt)
-            self._metrics.count_prompt(num_prompt, name)
+        with self.rate_limits.arena(caller, num_rows * info.arena_token_bytes):
+            self.rate_limits.take_prompt(caller, num_prompt)
+            self.metrics.count_prompt(num_prompt, name)
             try:
                 yield
             finally:
                 num_generated = sum(choice.num_tokens for choice in every)
-                self._rate_limits.add_answer(caller, num_generated)
-                self._metrics.count_answer(num_generated, name)
+                self.rate_limits.add_answer(caller, num_generated)
+                self.metrics.count_answer(num_generated, name)
 
     async def _choice(
         self,
@@ -181,9 +209,9 @@ class PlanRunner:
         request = pb.GenerateRequest(
             # no client can guess another's
             request_id=f"{plan.request_id}-{number}-{uuid.uuid4().hex[:16]}",
-            sampling=self._defaults,
+            sampling=self.defaults,
             edition=pb.Edition(version=edition.version, messages=edition.messages),
-            weight=self._keys.weight(plan.caller),
+            weight=self.keys.weight(plan.caller),
         )
         await plan.request(request, seed_offset, prompt, info.max_model_len)
         return Choice(
@@ -192,16 +220,16 @@ class PlanRunner:
             deadline,
             StopMatcher(plan.options.stop, plan.options.keeps_stop),
             plan.lead,
-            self._tokenizer,
-            self._worker,
-            self._metrics,
+            self.tokenizer,
+            self.worker,
+            self.metrics,
             progress,
-            self._work.of(plan.caller),
+            self.work.of(plan.caller),
             echo,
-            self._tokenizer.decode_all if plan.shows_special or plan.options.shows_special else None,
+            self.tokenizer.decode_all if plan.shows_special or plan.options.shows_special else None,
             plan.is_verbatim,
         )
 
     def _timeout_s(self, plan: Plan) -> float:
         asked = plan.options.timeout_s
-        return self._config.request_timeout_s if asked is None else min(asked, self._config.request_timeout_s)
+        return self.config.request_timeout_s if asked is None else min(asked, self.config.request_timeout_s)

@@ -1,4 +1,4 @@
-"""What a key with limits has left: requests and tokens of a minute, and bytes of the arena."""
+"""The rest of each key's limits: requests and tokens of a minute, and bytes of the arena."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ class RateLimits:
         if limit is not None and self._arena[caller] + num_bytes > limit:
             raise TooManyRequests(
                 f"This request may fill {num_bytes} bytes of the arena, beside {self._arena[caller]} of this key's "
-                f"others, and {limit} is the most for it: wait until some end, or ask for less.",
-                1,
+                f"others, and {limit} is the most for it: wait until some end, or ask for less."
             )
         self._arena[caller] += num_bytes
         try:
@@ -96,7 +95,7 @@ class RateLimits:
             raise TooManyRequests(
                 f"This API key may have {bucket.limit} {kind} a minute: {amount} are asked for, and "
                 f"{max(0, math.floor(bucket.left))} are left.",
-                math.ceil(wait),
+                retry_after_s=math.ceil(wait),
             )
         bucket.left -= amount
 

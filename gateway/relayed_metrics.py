@@ -1,4 +1,4 @@
-"""What the worker and the store tell of themselves, as metrics."""
+"""Reports of the worker and the store, as metrics."""
 
 from __future__ import annotations
 
@@ -87,5 +87,5 @@ def _told(process: str, stats: Message, model_name: str, without: tuple[str, ...
 
 
 def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
-    """Of what lies between two bounds: what is at most each."""
+    """Return cumulative counts up to each bound, from counts between bounds."""
     return list(zip([*map(str, bounds), "+Inf"], map(float, accumulate(counts)), strict=True))

@@ -25,7 +25,6 @@ from gateway.exchange import (
     public_id,
 )
 from gateway.heavy_work import CallerWork, HeavyWork
-from gateway.joined import Joined
 from gateway.key_file import KeyFile
 from gateway.metrics import Metrics
 from gateway.plan import Plan
@@ -33,6 +32,7 @@ from gateway.plan_runner import PlanRunner
 from gateway.prompts import PromptEncoder, chat_size
 from gateway.rate_limits import RateLimits
 from gateway.sessions import Sessions
+from gateway.tasks import Joined
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import WorkerClient
 from gateway.worker_status import Rehearsal, WorkerStatus
@@ -45,7 +45,7 @@ TOKEN_CHARS = 4
 
 
 class ChatService:
-    """What the gateway does: a request becomes a plan, which is run; texts become tokens, and tokens texts.
+    """The gateway's work in any protocol: run requests as plans, turn texts into tokens and tokens into texts.
 
     Must be built inside the event loop. Every error that a caller may see is a ServiceError. `more_metrics` gives
     Prometheus text of its own; `rehearsal` comes before this is ready; `log_level` and `tracer` are those of a
@@ -176,7 +176,7 @@ class ChatService:
             return await self._encode_chat(prepared, max_model_len, 1, self.work.of(caller))
 
     async def token_names(self, token_ids: TokenIds, caller: bytes) -> list[str]:
-        """What the vocabulary calls each."""
+        """Return the vocabulary's name of each token."""
         with self.admission.place(caller):
             size = TOKEN_CHARS * len(token_ids)
             return await self.work.answer(caller, size, self._tokenizer.names, token_ids)

@@ -1,4 +1,4 @@
-"""What a caller's conversations and documents hold in the KV store: to list, to warm, to pin and to drop.
+"""A caller's conversations and documents in the KV store: to list, to warm, to pin and to drop.
 
 Nothing is remembered here: the store knows the sessions, and the ids that callers gave them.
 """
@@ -22,7 +22,7 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What warming a session cost: cached_tokens of prompt_tokens were known before."""
+    """The cost of warming a session: cached_tokens of prompt_tokens were known before."""
 
     prompt_tokens: int
     cached_tokens: int

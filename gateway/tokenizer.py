@@ -19,7 +19,7 @@ from gateway.errors import ConfigError, InvalidRequest
 from gateway.exchange import Message, Scalar, ToolCall
 from gateway.gguf_tokenizer import read_gguf_tokenizer
 from gateway.token_texts import TokenTexts
-from gateway.tool_calls.arguments import read_arguments
+from gateway.tool_calls.written import read_arguments
 
 TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "generation_config.json"]
 
@@ -89,7 +89,7 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """What the vocabulary calls each: of most models a text in which a leading space is another character."""
+        """Return each token's name in the vocabulary, in which another character mostly stands for a leading space."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def special_id(self, name: str) -> int | None:

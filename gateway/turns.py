@@ -35,7 +35,7 @@ class Turn:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes, or more."""
+        """An upper bound of its memory in bytes."""
         num_chars = sum(message.num_chars for message in self.messages)
         num_records = sum(1 + len(message.tool_calls) for message in self.messages)
         return TURN_BYTES + RECORD_BYTES * num_records + CHAR_BYTES * num_chars + len(self.answer)

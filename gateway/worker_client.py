@@ -1,10 +1,11 @@
-"""The worker as the gateway sees it: one Protocol, and the gRPC client behind it."""
+"""The worker as the gateway sees it: calls, their errors, and telling a busy worker from one that hangs."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
 import grpc
@@ -26,20 +27,61 @@ from gateway.errors import (
     VersionMismatch,
     WorkerUnavailable,
 )
-from gateway.pulse import Pulse
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2_grpc as pb_grpc
+
+T = TypeVar("T")
+
+# it hangs if nothing was heard of it in so many looks, which are so far apart: new requests are refused within a second
+LOOKS = 4
+LOOK_S = 0.2
+
+
+class Pulse:
+    """The liveness of one worker. Every message from it is a sign of life; while a call waits, the worker is asked for
+    one. Silence is counted in polls, not by the clock: a gateway that is held up itself has not listened."""
+
+    def __init__(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """ask: returns when the worker has answered, and raises ServiceErrors; must end."""
+        self._ask = ask
+        self._asked: asyncio.Task[None] | None = None
+        self._num_beats = 0
+
+    def beat(self) -> None:
+        """The worker said something."""
+        self._num_beats += 1
+
+    async def wait(self, answer: Awaitable[T]) -> T:
+        """The answer, for which a worker that lives may take its time. Raises WorkerUnavailable where it hangs, and
+        what the answer raises."""
+        waiting, silent, heard = asyncio.ensure_future(answer), 0, self._num_beats
+        try:
+            while not (await asyncio.wait({waiting}, timeout=LOOK_S))[0]:
+                silent = silent + 1 if heard == self._num_beats else 0
+                heard = self._num_beats
+                if silent == LOOKS:
+                    raise WorkerUnavailable("The model worker does not answer.")
+                if self._asked is None or self._asked.done():
+                    # once, however many wait
+                    self._asked = asyncio.create_task(self._listen())
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def _listen(self) -> None:
+        with suppress(ServiceError):
+            await self._ask()
+            self.beat()
+
 
 # of a worker that lives
 CONTROL_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 1.0
 
-T = TypeVar("T")
-
 
 @functools.cache
 def own_edition() -> Edition:
-    """Of this gateway, which works only with a worker of the same."""
+    """Return the edition of this gateway, which works only with a worker of the same edition."""
     return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 
@@ -61,12 +103,12 @@ class WorkerClient(TokenSource, Protocol):
     """All that a worker is asked. One that hangs raises WorkerUnavailable within a second."""
 
     async def info(self) -> pb.GetInfoResponse:
-        """What it is, constant while it lives. Raises VersionMismatch for a worker of another version."""
+        """Return the worker's constant description. Raises VersionMismatch for a worker of another version."""
 
     async def stats(self) -> pb.StatsResponse: ...
 
     async def store_stats(self) -> pb.StoreStatsResponse:
-        """Of the worker's store. As what is asked of sessions, raises StoreUnavailable if it does not answer soon."""
+        """Return the store's statistics. Raises StoreUnavailable if it does not answer soon, as sessions do."""
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         """A caller's."""
@@ -77,7 +119,7 @@ class WorkerClient(TokenSource, Protocol):
     async def drop_session(self, request: pb.DropSessionRequest) -> pb.DropSessionResponse: ...
 
     async def is_serving(self) -> bool:
-        """Whether the worker's health says SERVING. Raises WorkerUnavailable when it does not answer."""
+        """Return whether the worker's health says SERVING. Raises WorkerUnavailable when it does not answer."""
 
 
 class GRPCWorkerClient:

@@ -1,4 +1,4 @@
-"""What is known of the worker, and whether this server can serve."""
+"""The state of the worker, and whether this server can serve."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gateway.admission import Admission
 from gateway.errors import ServiceError, ShuttingDown, StoreUnavailable, VersionMismatch, WorkerUnavailable
-from gateway.joined import Joined
+from gateway.tasks import Joined
 from gateway.worker_client import WorkerClient
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class Rehearsal(Protocol):
-    """What a worker goes through before this server is ready."""
+    """A trial of the worker before this server is ready."""
 
     async def has_ended(self) -> bool:
-        """Whether it has, well or not; the first to ask begins it."""
+        """Return whether it has ended, well or not; the first call begins it."""
 
     def forget(self) -> None:
         """The worker was lost."""
@@ -44,7 +44,7 @@ class WorkerStatus:
         self.store_stats = Joined(self._store_stats)
 
     async def info(self) -> pb.GetInfoResponse:
-        """What the worker says of itself. Raises WorkerUnavailable, VersionMismatch, which is logged."""
+        """Return the worker's description. Raises WorkerUnavailable, VersionMismatch, which is logged."""
         if self._info is None:
             try:
                 self.latest = self._info = await self._worker.info()

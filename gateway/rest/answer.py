@@ -1,11 +1,11 @@
-"""Answers as OpenAI writes them: one object, or the chunks of a stream, for chat and for completion."""
+"""An answer as it is collected from its events, and its usage."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from starlette.responses import Response
 
@@ -14,7 +14,6 @@ from gateway.exchange import (
     ChoiceFinished,
     Completed,
     Event,
-    Generation,
     Prefilling,
     ReasoningDelta,
     TextDelta,
@@ -23,11 +22,8 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
-from gateway.heavy_work import CallerWork
 from gateway.rest.answers import CarrelUsage, Timings, UsageAnswer
-from gateway.rest.errors import error_body, error_response, internal_error_body
-from gateway.rest.schemas import Body, StreamOptions
-from gateway.rest.sse import frame
+from gateway.rest.schemas import Body
 
 CARREL_FIELDS = tuple(name for name in CarrelUsage.model_fields if name != "timings")
 TIMING_FIELDS = tuple(name for name in Timings.model_fields if name != "ttft_ms")
@@ -119,121 +115,27 @@ async def collect(events: AsyncGenerator[Event, None]) -> Answer:
     return Answer([choices[index] for index in sorted(choices)], usage, error)
 
 
-Choice = TypeVar("Choice", bound=Body)
+class ReplyWriter:
+    """Writes the answer to one request, whole or as a stream, in the format of some API."""
 
-
-class ChoiceFormat(Protocol[Choice]):
-    """How an API writes the choices of an answer; one object serves one request. ids: fields of token ids."""
-
-    id_prefix: str
-
-    def answer(self, head: Fields, choices: Sequence[ChoiceText], ids: Sequence[Fields]) -> Body:
-        """A whole answer; `ids` are those of each choice."""
-
-    def chunk(self, head: Fields, choices: Sequence[Choice]) -> Body:
-        """A chunk of a stream."""
-
-    def begin(self, index: int) -> Choice | None:
-        """What comes in a chunk of its own before the first text; None: nothing."""
-
-    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob], ids: Fields) -> Choice: ...
-
-    def part(self, event: ReasoningDelta | ToolCallDelta) -> Choice:
-        """Of an answer that has parts beside its text."""
-
-    def end(self, index: int, reason: str) -> Choice:
-        """What the chunk with the finish reason holds."""
-
-
-class AnswerWriter(Generic[Choice]):
-    """A `ReplyWriter` of one request. returns_ids: tokens are told by their ids too."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        choice_format: ChoiceFormat[Choice],
-        options: StreamOptions,
-        work: CallerWork,
-        returns_ids: bool = False,
-    ) -> None:
-        self._head: Fields = {
-            "id": f"{choice_format.id_prefix}-{generation.request_id}",
-            "created": generation.created,
-            "model": generation.model,
-        }
-        self._format = choice_format
-        self._options = options
-        self._work = work
-        self._returns_ids = returns_ids
-        self._begun: set[int] = set()
-        self._num_prompt_tokens = 0
-        self._num_tokens = 0
-
-    end = b"data: [DONE]\n\n"
+    # after the last frame, however the stream ended
+    end = b""
 
     def whole(self, answer: Answer) -> Body:
-        usage = None if answer.usage is None else usage_answer(answer.usage)
-        ids = [self._ids(choice) for choice in answer.choices]
-        return self._format.answer({**self._head, "usage": usage}, answer.choices, ids)
+        """Return the body of an answer; any thread may ask."""
+        raise NotImplementedError
 
     def unfinished(self, answer: Answer, error: ServiceError) -> Response:
-        """The error, with the answer as far as it came."""
-        return error_response(error, self.whole(answer))
+        """Return the response for an answer that `error` cut off, in any thread. May raise the error."""
+        raise error
 
     async def frames(self, event: Event) -> bytes:
-        match event:
-            case TextDelta() if (count := num_values(event)) > MANY_VALUES:
-                return await self._work.answer(count * VALUE_CHARS, self._frames, event)
-        return self._frames(event)
-
-    def _frames(self, event: Event) -> bytes:
-        return b"".join(map(frame, self.chunks(event)))
+        """Return no frame, one or several."""
+        raise NotImplementedError
 
     def failed(self, error: ServiceError | None) -> bytes:
-        return frame(internal_error_body() if error is None else error_body(error))
-
-    def chunks(self, event: Event) -> Iterator[Body]:
-        """The chunks that an event of the request becomes."""
-        match event:
-            case TextDelta(index=index, text=text, logprobs=logprobs):
-                self._num_tokens += len(event.token_ids)
-                yield from self._begin(index)
-                if text or logprobs or self._returns_ids:
-                    yield self._chunk([self._format.piece(index, text, logprobs, self._ids(event))])
-            case ReasoningDelta(index=index) | ToolCallDelta(index=index):
-                yield from self._begin(index)
-                yield self._chunk([self._format.part(event)])
-            case ChoiceFinished(index=index, finish_reason=reason):
-                yield from self._begin(index)
-                yield self._chunk([self._format.end(index, reason)])
-            case Completed(usage=usage) if self._options.include_usage:
-                yield self._chunk([], usage=usage_answer(usage))
-            case Prefilling(prompt_tokens=prompt_tokens):
-                self._num_prompt_tokens = prompt_tokens
-                if self._options.include_progress:
-                    yield self._chunk([], carrel={"progress": asdict(event)})
-            case Completed():
-                pass
-
-    def _ids(self, part: TextDelta | ChoiceText) -> Fields:
-        """Of a choice's new tokens, or of all; the prompt's where its choice begins."""
-        if not self._returns_ids:
-            return {}
-        prompt = {"prompt_token_ids": list(part.prompt_token_ids)} if part.prompt_token_ids else {}
-        return {**prompt, "token_ids": list(part.token_ids)}
-
-    def _begin(self, index: int) -> Iterator[Body]:
-        if index not in self._begun:
-            self._begun.add(index)
-            if (choice := self._format.begin(index)) is not None:
-                yield self._chunk([choice])
-
-    def _chunk(self, choices: list[Choice], **more: Any) -> Body:
-        usage: Fields = {"usage": None} if self._options.include_usage else {}
-        if self._options.continuous_usage_stats:
-            so_far = Usage(self._num_prompt_tokens, self._num_tokens, 0.0, None)
-            usage = {"usage": usage_answer(so_far)}
-        return self._format.chunk({**self._head, **usage, **more}, choices)
+        """Return the frame for an error; None stands for a bug."""
+        raise NotImplementedError
 
 
 def usage_answer(usage: Usage) -> UsageAnswer:

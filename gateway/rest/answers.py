@@ -21,7 +21,7 @@ class ErrorTold(Body):
 
 
 class ErrorAnswer(Body):
-    """Of every route but `/v1/messages`, whose errors are Anthropic's."""
+    """An error of every route but `/v1/messages`, which answers with Anthropic's."""
 
     error: ErrorTold
 
@@ -41,7 +41,7 @@ class Timings(Body):
 
 
 class CarrelUsage(Body):
-    """What it cost, and what was attended; docs/api.md says more."""
+    """The cost of a request, and how much was attended; see docs/api.md."""
 
     policy: str
     budget_tokens: int
@@ -232,6 +232,32 @@ class DetokenizedAnswer(Body):
     prompt: str
 
 
+class AttentionAnswer(Body):
+    """The newest view of what a request attends; the id alone before there is one."""
+
+    object: Literal["attention"]
+    id: str
+    prompt_tokens: int | None = None
+    step: int | None = None
+    policy: str | None = None
+    family: str | None = None
+    context_tokens: int | None = None
+    shared_tokens: int | None = None
+    host_tokens: int | None = None
+    budget_tokens: int | None = None
+    attended_tokens: float | None = None
+    hit_rate: float | None = None
+    bytes_moved: int | None = None
+    layers: Annotated[list[int] | None, Field(description="that are looked at")] = None
+    dense_layers: Annotated[int | None, Field(description="the first, which attend every token")] = None
+    kv_heads: int | None = None
+    layer: Annotated[int | None, Field(description="that is shown; null: the mean over them")] = None
+    head: Annotated[int | None, Field(description="that is shown; null: the mean over them")] = None
+    bucket_tokens: int | None = None
+    attended: Annotated[list[float] | None, Field(description="the share of each bucket's tokens")] = None
+    on_device: Annotated[list[float] | None, Field(description="the share of each bucket's tokens")] = None
+
+
 class StatusAnswer(Body):
     status: Literal["ok", "ready"]
 
@@ -241,7 +267,7 @@ class VersionAnswer(Body):
 
 
 class ServerLimits(Body):
-    """Of requests at the gateway."""
+    """Limits of requests at the gateway."""
 
     max_concurrent: int
     max_concurrent_per_key: int | None

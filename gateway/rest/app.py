@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware import Middleware
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -18,10 +19,12 @@ from carrel.process.version import version
 from gateway.config import GatewayConfig
 from gateway.errors import ServiceError
 from gateway.rest import attention_endpoints, endpoints, server_endpoints, session_endpoints
-from gateway.rest.errors import on_http_error
+from gateway.rest.answers import ChatChunk, CompletionChunk
+from gateway.rest.errors import on_http_error, on_invalid_parameters, on_service_error
 from gateway.rest.feed import ClientGone
 from gateway.rest.hosts import HostGuard, HostMiddleware
 from gateway.rest.messages import endpoints as messages
+from gateway.rest.messages import schemas as message_schemas
 from gateway.rest.middleware import (
     RATE_HEADERS,
     AuthMiddleware,
@@ -29,12 +32,13 @@ from gateway.rest.middleware import (
     RootPathMiddleware,
     UnexpectedErrorMiddleware,
 )
-from gateway.rest.page import DOCS_FILE, DOCS_PATH, page_route
-from gateway.rest.refusals import on_invalid_parameters, on_service_error
 from gateway.rest.responses import endpoints as responses
+from gateway.rest.responses import schemas as response_schemas
+from gateway.rest.server_endpoints import DOCS_FILE, DOCS_PATH, page_route
 from gateway.service import ChatService
 from gateway.turns import Turns
 
+EVENTS = (ChatChunk, CompletionChunk, *message_schemas.EVENTS, *response_schemas.EVENTS)
 # nginx's status for a client that is gone; only logs show it
 CLIENT_CLOSED_REQUEST = 499
 ROUTERS = (
@@ -81,12 +85,20 @@ def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
     if not config.disable_docs:
         app.router.routes += [page_route(), page_route(DOCS_PATH, DOCS_FILE)]
         # made now: no request waits for it
-        app.openapi()
+        _describe_events(app)
     return app
 
 
+def _describe_events(app: FastAPI) -> None:
+    """Add the events of streams to the document: FastAPI knows those of its own event streams only."""
+    kinds: list[Any] = [(kind, "serialization") for kind in EVENTS]
+    _, found = models_json_schema(kinds, ref_template="#/components/schemas/{model}")
+    known = app.openapi()["components"]["schemas"]
+    known.update({name: schema for name, schema in found["$defs"].items() if name not in known})
+
+
 def _middleware(config: GatewayConfig, service: ChatService) -> list[Middleware]:
-    """Of every request; the first is met first."""
+    """Return the middleware of every request; the first is met first."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.allowed_origins,

@@ -1,4 +1,4 @@
-"""Requests with bounded bodies, and the routes that read them: within a limit and a time, in turns of the callers.
+"""Routes with bounded bodies, read within a limit and a time, in turns of the callers; and what their endpoints get.
 
 FastAPI alone would read a body of any size and decode and check it in the event loop, with one error for each wrong
 value. Here a body is a checked record before FastAPI asks for it; FastAPI hands it to the endpoint.
@@ -9,19 +9,73 @@ from __future__ import annotations
 import asyncio
 from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from fastapi.security import APIKeyHeader, HTTPBearer
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from carrel.process.request_context import rename_request
 from gateway.body_limits import BodyLimit, BodyLimits
+from gateway.config import GatewayConfig
 from gateway.errors import InvalidRequest, SlowBody
-from gateway.json_limits import check_json, check_others
-from gateway.json_text import read_json
-from gateway.rest.invalid import invalid_body
+from gateway.json_limits import check_json, check_others, read_json
+from gateway.rest.answers import ErrorAnswer
+from gateway.rest.errors import invalid_body
+from gateway.rest.schemas import Body
 from gateway.service import ChatService
+from gateway.sessions import check_session_id
+from gateway.turns import Turns
+
+# The middleware asks for the key, before the body and for unknown routes too; here it is for the document.
+KEY: list[Any] = [
+    Depends(HTTPBearer(scheme_name="bearer", auto_error=False)),
+    Depends(APIKeyHeader(name="x-api-key", scheme_name="x-api-key", auto_error=False)),
+]
+ERRORS: dict[int | str, dict[str, Any]] = {
+    kind: {"model": ErrorAnswer, "description": "why not"} for kind in ("4XX", "5XX")
+}
+
+
+def streamed(*events: type[Body]) -> dict[int | str, dict[str, Any]]:
+    """Return the document's part for a route that may stream these events, which `app` describes."""
+    kinds = [{"$ref": f"#/components/schemas/{event.__name__}"} for event in events]
+    content = {"text/event-stream": {"schema": {"anyOf": kinds}}}
+    return {200: {"description": "the answer", "content": content}}
+
+
+async def _config(request: Request) -> GatewayConfig:
+    config: GatewayConfig = request.app.state.config
+    return config
+
+
+async def _service(request: Request) -> ChatService:
+    service: ChatService = request.app.state.service
+    return service
+
+
+async def _turns(request: Request) -> Turns:
+    turns: Turns = request.app.state.turns
+    return turns
+
+
+async def _caller(request: Request) -> bytes:
+    caller: bytes = request.state.caller
+    return caller
+
+
+async def _request_id(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+Config = Annotated[GatewayConfig, Depends(_config)]
+Service = Annotated[ChatService, Depends(_service)]
+KeptTurns = Annotated[Turns, Depends(_turns)]
+Caller = Annotated[bytes, Depends(_caller)]
+RequestId = Annotated[str, Depends(_request_id)]
+SessionId = Annotated[str, AfterValidator(check_session_id)]
+
 
 # a larger body is decoded and checked in a thread
 LARGE_BYTES = 2**20

@@ -99,7 +99,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return self._shared.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So much of it was read."""
+        """Take this many bytes that were read."""
         self.data_received(bytes(self._shared.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
@@ -111,7 +111,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._watch_head()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP ends the connection, and is answered where nothing else has been."""
+        """End a connection that does not speak HTTP, with an answer if none has begun."""
         if self.cycle is not None:
             # whatever it was about to say
             self.cycle.disconnected = True

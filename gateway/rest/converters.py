@@ -1,4 +1,4 @@
-"""Bodies to the service's records."""
+"""Bodies of chats, completions and their neighbours to the service's records."""
 
 from __future__ import annotations
 
@@ -6,20 +6,87 @@ from collections.abc import Sequence
 from typing import cast
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, CompletionRequest, GenerationOptions, Message, TokenIds
+from gateway.exchange import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationOptions,
+    Message,
+    TokenIds,
+    Tool,
+    ToolCall,
+    Tools,
+)
+from gateway.grammars import format_grammars, grammars_of, only_one, structured
 from gateway.rest.options import read_options
 from gateway.rest.schemas import (
+    AllowedChoice,
     ChatBody,
     CompletionBody,
+    FunctionBody,
     GenerationBody,
     MessageBody,
+    NamedTool,
+    ResponseFormat,
+    StructuredOutputs,
     TextPart,
     TokenizeBody,
 )
-from gateway.rest.session_schemas import SessionBody
-from gateway.rest.structure import read_grammar
-from gateway.rest.tools import read_calls, read_tools
 from gateway.rest.unsupported import refuse_unsupported
+from gateway.tool_calls.checks import offered
+from gpu_worker.v1 import gpu_worker_pb2 as pb
+
+
+def read_tools(body: ChatBody) -> Tools | None:
+    """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
+    if body.functions:
+        raise InvalidRequest("functions are not supported: give them as tools.", "functions")
+    tools = tuple(_read_tool(tool.function) for tool in body.tools or ())
+    is_parallel = body.parallel_tool_calls is not False
+    match body.tool_choice:
+        case NamedTool(function=function):
+            return offered(tools, named=function.name, is_parallel=is_parallel)
+        case AllowedChoice(allowed_tools=allowed):
+            names = {tool.function.name for tool in allowed.tools}
+            return offered(tools, allowed.mode, allowed=names, is_parallel=is_parallel)
+        case word:
+            return offered(tools, word or "auto", is_parallel=is_parallel)
+
+
+def read_calls(message: MessageBody) -> tuple[ToolCall, ...]:
+    """An assistant's."""
+    return tuple(
+        ToolCall(call.id, call.function.name, call.function.arguments or "{}")
+        for call in message.tool_calls or ()
+    )
+
+
+def _read_tool(function: FunctionBody) -> Tool:
+    parameters = {"type": "object"} if function.parameters is None else function.parameters
+    return Tool(function.name, function.description, parameters, bool(function.strict))
+
+
+def read_grammar(body: GenerationBody) -> pb.Grammar | None:
+    """None where the answer may be anything. Raises InvalidRequest for a field that says nothing, and for two."""
+    asked = body.response_format or ResponseFormat(type="text")
+    schema = None if asked.json_schema is None else asked.json_schema.json_schema
+    return only_one(
+        [
+            *format_grammars(asked.type, schema, "response_format", "json_schema.schema"),
+            *_of_structured_outputs(body.structured_outputs),
+            *grammars_of(
+                "guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar
+            ),
+        ]
+    )
+
+
+def _of_structured_outputs(asked: StructuredOutputs | None) -> list[pb.Grammar]:
+    if asked is None:
+        return []
+    param = "structured_outputs"
+    if unknown := next((name for name, value in (asked.model_extra or {}).items() if value), None):
+        raise InvalidRequest(f"{param}.{unknown[:50]} is not supported: leave it out.", param)
+    return structured(asked.as_json, bool(asked.json_object), asked.regex, asked.choice, asked.grammar)
 
 
 def read_chat(body: ChatBody, request_id: str | None, caller: bytes) -> ChatRequest:
@@ -58,7 +125,7 @@ def _max_tokens(body: GenerationBody) -> int | None:
 
 
 def _read_end(body: ChatBody | TokenizeBody) -> tuple[bool, bool]:
-    """Whether the prompt ends with what begins an answer, and whether it ends within its last message."""
+    """Return whether the prompt ends with the start of an answer, and whether it ends within its last message."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
@@ -90,22 +157,6 @@ def read_completion(body: CompletionBody, request_id: str | None, caller: bytes)
         # the worker tells as many as either wants
         options.draft.sampling.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
     return CompletionRequest(_read_prompts(body.prompt), options, request_id, bool(body.echo), only_echoes)
-
-
-def read_warming(
-    body: SessionBody, session_id: str, request_id: str | None, caller: bytes
-) -> ChatRequest | CompletionRequest | None:
-    """The request that computes what the body has for its session; None where it has nothing. Raises InvalidRequest."""
-    if body.prompt is not None and body.messages is not None:
-        raise InvalidRequest("Give either prompt or messages.", "prompt")
-    # nothing is read of the answer
-    options = read_options(body, caller, session_id, {"max_tokens": 1, "temperature": 0})
-    if body.messages is not None:
-        messages = read_messages(body.messages)
-        return ChatRequest(messages, options, body.chat_template_kwargs or {}, request_id)
-    if body.prompt is not None:
-        return CompletionRequest((body.prompt,), options, request_id)
-    return None
 
 
 def _read_prompts(prompt: str | Sequence[int | str | TokenIds]) -> tuple[str | TokenIds, ...]:

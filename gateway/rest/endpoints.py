@@ -2,60 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import Request, Response
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import Generation
-from gateway.rest.answer import VALUE_CHARS, AnswerWriter, ChoiceFormat
+from gateway.rest.answer import VALUE_CHARS
 from gateway.rest.answers import (
     ChatAnswer,
+    ChatChunk,
     CompletionAnswer,
+    CompletionChunk,
     DetokenizedAnswer,
+    ErrorAnswer,
     ModelAnswer,
     ModelListAnswer,
     ModelPolicies,
     TokenizedAnswer,
 )
-from gateway.rest.bounded import AnswerRoute, BoundedRouter
+from gateway.rest.bounded import ERRORS, KEY, AnswerRoute, BoundedRouter, Caller, RequestId, Service, streamed
 from gateway.rest.converters import read_chat, read_completion, read_tokenize_chat
-from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, RequestId, Service
-from gateway.rest.formats import ChatFormat, CompletionFormat
+from gateway.rest.errors import BodyResponse
+from gateway.rest.formats import ChatWriter, CompletionWriter
 from gateway.rest.reply import reply
 from gateway.rest.schemas import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    GenerationBody,
-    StreamOptions,
     TokenizeBody,
 )
-from gateway.rest.written import BodyResponse
 from gateway.service import ChatService
 
-answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses={**ERRORS, **STREAM})
+answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses=ERRORS)
 router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
 
-@answers.post("/v1/chat/completions", response_model=ChatAnswer)
+@answers.post("/v1/chat/completions", response_model=ChatAnswer, responses=streamed(ChatChunk, ErrorAnswer))
 async def chat(
     request: Request, body: ChatBody, caller: Caller, request_id: RequestId, service: Service
 ) -> Response:
     """Continue a chat; with `stream` as server-sent events."""
     with service.metrics.counting_refusals():
         generation = service.chat(read_chat(body, request_id, caller))
-    return await _answer(request, body, generation, ChatFormat(bool(body.logprobs), body.prompt_logprobs))
+    writer = ChatWriter(generation, body, service.work.of(caller))
+    return await reply(request, generation, writer, bool(body.stream))
 
 
-@answers.post("/v1/completions", response_model=CompletionAnswer)
+@answers.post(
+    "/v1/completions", response_model=CompletionAnswer, responses=streamed(CompletionChunk, ErrorAnswer)
+)
 async def completion(
     request: Request, body: CompletionBody, caller: Caller, request_id: RequestId, service: Service
 ) -> Response:
     """Continue one or several prompts; with `stream` as server-sent events."""
     with service.metrics.counting_refusals():
         generation = service.completion(read_completion(body, request_id, caller))
-    return await _answer(request, body, generation, CompletionFormat(body.logprobs, body.prompt_logprobs))
+    writer = CompletionWriter(generation, body, service.work.of(caller))
+    return await reply(request, generation, writer, bool(body.stream))
 
 
 # servers that redirect lead a client from /v1/models/ to the list
@@ -119,12 +120,3 @@ async def _model_card(service: ChatService, name: str, created: int) -> ModelAns
             budget=info.default_budget.share or info.default_budget.tokens or None,
         ),
     )
-
-
-async def _answer(
-    request: Request, body: GenerationBody, generation: Generation, choice_format: ChoiceFormat[Any]
-) -> Response:
-    options = body.stream_options or StreamOptions()
-    work = request.app.state.service.work.of(request.state.caller)
-    writer = AnswerWriter(generation, choice_format, options, work, bool(body.return_token_ids))
-    return await reply(request, generation, writer, bool(body.stream))

@@ -16,14 +16,14 @@ class ClientGone(Exception):
 
 
 class Feed(Generic[T]):
-    """What a generator brings, such as a request's events. `wait` may give up any number of times: nothing is lost."""
+    """Items of a generator, such as a request's events. `wait` may time out any number of times: nothing is lost."""
 
     def __init__(self, events: AsyncGenerator[T, None]) -> None:
         self._events = events
         self._pending: asyncio.Task[T | None] | None = None
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether `take` would return at once."""
+        """Return whether `take` would return at once."""
         done, _ = await asyncio.wait({self._next()}, timeout=timeout_s)
         return bool(done)
 

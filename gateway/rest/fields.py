@@ -1,4 +1,4 @@
-"""What a field of a body may be, with the range of its numbers."""
+"""Types of the fields of bodies, with the ranges of their numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from carrel.process.request_limits import MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
+from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32, MIN_BUDGET_TOKENS, RANGES
 from gateway.exchange import PLAIN_ID
 from gateway.tool_calls.checks import FUNCTION_NAME
 
@@ -70,7 +70,7 @@ NOT_DONE = "not_done"
 
 
 def changes_nothing(value: Any, *neutral: Any) -> bool:
-    """Whether a field of this value might as well be left out: null, false, empty or `neutral`."""
+    """Return whether a field of this value might as well be left out: null, false, empty or `neutral`."""
     return value is None or value is False or value in ("", [], {}, *neutral)
 
 
@@ -114,6 +114,10 @@ def _check_kept(value: int) -> int:
 
 # of a prompt's last tokens
 NumKept = Annotated[int, Field(ge=-1, le=MAX_UINT32), AfterValidator(_check_kept)]
+
+# -1 is off, as 0 is
+TopK = Annotated[int, Field(ge=-1, le=MAX_UINT32)]
+SessionName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)]
 
 # what is not done by then ends with 504; less than what the server gives every request
 Timeout = Annotated[float, Field(gt=0)]

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config import GatewayConfig
 from gateway.errors import Forbidden, InvalidRequest, ServiceError
-from gateway.rest.refusals import refusal
+from gateway.rest.errors import refusal
 
 ANY = "*"
 MAX_SHOWN = 100
@@ -46,14 +46,14 @@ class HostGuard:
             raise Forbidden(
                 f"Without an API key this server does not answer to the Host {_shown(host)}: add the name with "
                 "--allowed-hosts, or set an API key.",
-                "host_not_allowed",
+                code="host_not_allowed",
             )
         origin = headers.get("origin")
         if origin is not None and not self._trusts(origin, host):
             raise Forbidden(
                 f"Without an API key this server takes no requests of pages from {_shown(origin)}: add the origin with "
                 "--allowed-origins, or set an API key.",
-                "origin_not_allowed",
+                code="origin_not_allowed",
             )
 
     def _serves(self, host: str) -> bool:
@@ -66,7 +66,7 @@ class HostGuard:
         return self._takes_addresses or address.is_loopback
 
     def _trusts(self, origin: str, host: str) -> bool:
-        """Of the same site as far as a proxy with TLS lets it be seen, or one of --allowed-origins."""
+        """Return whether an origin is the same site, as far as a TLS proxy shows it, or one of --allowed-origins."""
         if ANY in self._origins or origin in self._origins:
             return True
         scheme, _, site = origin.lower().partition("://")

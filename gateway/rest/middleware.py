@@ -1,4 +1,4 @@
-"""What happens to every request before its route is looked up."""
+"""Steps of every request before its route is looked up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gateway.errors import Unauthorized
 from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
-from gateway.rest.page import DOCS_PATH
-from gateway.rest.page import PATH as PAGE_PATH
-from gateway.rest.refusals import refusal
+from gateway.rest.errors import refusal
 from gateway.rest.seats import Seat
+from gateway.rest.server_endpoints import DOCS_PATH
+from gateway.rest.server_endpoints import PATH as PAGE_PATH
 
 # exactly these paths are open; everything else, known or not, needs a key. The pages hold nothing of anybody's, and ask
 # for a key themselves.

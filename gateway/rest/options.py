@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.exchange import GenerationOptions
@@ -20,7 +21,7 @@ def read_options(
     body: WorkBody,
     caller: bytes,
     session_id: str | None,
-    sampling: dict[str, Any],
+    sampling: Mapping[str, Any] = {},
     grammar: pb.Grammar | None = None,
     **others: Any,
 ) -> GenerationOptions:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from carrel.process.request_limits import MAX_CACHE_SALT_CHARS, MAX_SESSION_CHARS, MAX_UINT32
+from carrel.process.request_limits import MAX_CACHE_SALT_CHARS, MAX_UINT32
 from gateway.exchange import Scalar
 from gateway.grammars import JsonSchema
 from gateway.rest.fields import (
@@ -23,11 +23,13 @@ from gateway.rest.fields import (
     PromptTokenIds,
     Refused,
     RequestId,
+    SessionName,
     StopTokenIds,
     Texts,
     Timeout,
     TokenId,
     TokenIds,
+    TopK,
     within,
 )
 from gateway.tool_calls.checks import MAX_TOOLS
@@ -40,6 +42,21 @@ class Body(BaseModel):
     """Numbers may be texts, and whole ones may have a point (`"5"`, `5.0`), as other servers take them."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+    def written(self) -> bytes:
+        """Return the JSON, without fields that are not set. A million token ids take some milliseconds, in which no
+        other thread goes on."""
+        return self.__pydantic_serializer__.to_json(self, exclude_unset=True, by_alias=True)
+
+
+class Tagged(Body):
+    """A part of an answer or a stream that clients know by its `type`, which is always written."""
+
+    type: str
+
+    def model_post_init(self, context: Any) -> None:
+        """Count the type as set."""
+        self.__pydantic_fields_set__.add("type")
 
 
 class CarrelBody(Body):
@@ -71,9 +88,17 @@ class WorkBody(Body):
     carrel: CarrelBody | None = None
 
 
-class AnswerBody(WorkBody):
+class Sampling(Body):
+    """Fields of every API that asks for an answer; the responses API answers with them too."""
+
+    temperature: Annotated[float, within("temperature")] | None = None
+    top_p: Annotated[float, within("top_p")] | None = None
+
+
+class AnswerBody(WorkBody, Sampling):
     """Whatever asks for an answer."""
 
+    stream: bool | None = None
     timeout_seconds: Timeout | None = None
     request_id: Annotated[
         RequestId | None, Field(description="what the answer is called, unless X-Request-Id says it")
@@ -138,7 +163,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """What the answer must be; one of these."""
+    """The required form of the answer; one of these."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -156,10 +181,7 @@ class GenerationBody(AnswerBody):
 
     max_tokens: Annotated[int, within("max_tokens")] | None = None
     max_completion_tokens: Annotated[int, within("max_tokens")] | None = None
-    temperature: Annotated[float, within("temperature")] | None = None
-    top_p: Annotated[float, within("top_p")] | None = None
     n: Annotated[int, within("n")] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | Texts | None = None
     include_stop_str_in_output: Annotated[
@@ -177,14 +199,13 @@ class GenerationBody(AnswerBody):
         Field(description="of the prompt's tokens, but in no stream"),
     ] = None
     user: str | None = None
-    # -1 is off, as 0 is
-    top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
+    top_k: TopK | None = None
     min_p: Annotated[float, within("min_p")] | None = None
     repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
     min_tokens: Annotated[int, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
-    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
+    session_id: SessionName | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[
         NumKept | None, Field(description="keep so many of each prompt's last tokens; -1: as many as fit")

@@ -77,7 +77,7 @@ BODIES: tuple[type[Body], ...] = (ChatBody, CompletionBody, MessagesBody, Respon
 
 
 def unsupported_of(kind: type[Body]) -> dict[str, Any]:
-    """What a body of this kind refuses, each name with the value that changes nothing."""
+    """Return the names that a body of this kind refuses, each with the value that changes nothing."""
     names = {name for body in BODIES for name in body.model_fields} - HARMLESS
     every = {**{name: DEFAULTS.get(name) for name in names}, **OTHERS}
     return {name: neutral for name, neutral in every.items() if name not in kind.model_fields}

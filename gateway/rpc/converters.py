@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 from google.protobuf.struct_pb2 import Struct
@@ -19,15 +20,85 @@ from gateway.exchange import (
     Scalar,
     TextDelta,
     TokenLogprob,
+    Tool,
+    ToolCall,
     ToolCallDelta,
+    Tools,
     Usage,
 )
-from gateway.json_limits import MAX_NESTED, check_count
-from gateway.rpc.structure import read_grammar
-from gateway.rpc.tools import read_calls, read_tools
+from gateway.grammars import json_grammar, only_one, structured
+from gateway.json_limits import MAX_NESTED, check_count, check_json, read_json
+from gateway.tool_calls.checks import FUNCTION_NAME, MAX_TOOLS, offered
 from gateway.v1 import chat_pb2 as pb
 from gpu_worker.v1 import gpu_worker_pb2
 
+
+def read_tools(message: pb.ChatRequest) -> Tools | None:
+    """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
+    if len(message.tools) > MAX_TOOLS:
+        raise InvalidRequest(f"{len(message.tools)} tools: give at most {MAX_TOOLS}.", "tools")
+    check_json("".join(tool.parameters for tool in message.tools).encode())
+    tools = tuple(_read_tool(tool) for tool in message.tools)
+    is_parallel = message.parallel_tool_calls or not message.HasField("parallel_tool_calls")
+    if message.tool_name:
+        return offered(tools, named=message.tool_name, is_parallel=is_parallel)
+    if message.tool_choice not in CHOICES:
+        raise InvalidRequest(
+            f"tool_choice has no value {message.tool_choice}: see chat.proto.", "tool_choice"
+        )
+    return offered(tools, CHOICES[message.tool_choice], is_parallel=is_parallel)
+
+
+def read_calls(message: pb.Message) -> tuple[ToolCall, ...]:
+    """An assistant's. Raises InvalidRequest for a name that is none."""
+    for call in message.tool_calls:
+        _check_name(call.name, "messages")
+    return tuple(ToolCall(call.id, call.name, call.arguments or "{}") for call in message.tool_calls)
+
+
+def _read_tool(tool: pb.Tool) -> Tool:
+    _check_name(tool.name, "tools")
+    try:
+        parameters = read_json(tool.parameters or '{"type": "object"}')
+    except ValueError:
+        parameters = None
+    if type(parameters) is not dict:
+        raise InvalidRequest(f"The parameters of tool {tool.name!r} are no JSON object.", "tools")
+    return Tool(tool.name, tool.description or None, parameters, tool.strict)
+
+
+def _check_name(name: str, param: str) -> None:
+    if not re.fullmatch(FUNCTION_NAME, name):
+        raise InvalidRequest(
+            f"A tool has the name {name[:64]!r}: give 1 to 64 letters, digits, '_', '.' or '-'.", param
+        )
+
+
+def read_grammar(message: pb.ChatRequest) -> gpu_worker_pb2.Grammar | None:
+    """None where the answer may be anything. Raises InvalidRequest for a field that says nothing, and for two."""
+    found = [json_grammar(message.json_schema, "json_schema")] if message.json_schema else []
+    if message.HasField("structured_outputs"):
+        found += _of_structured_outputs(message.structured_outputs)
+    return only_one(found)
+
+
+def _of_structured_outputs(asked: pb.StructuredOutputs) -> list[gpu_worker_pb2.Grammar]:
+    kind = asked.WhichOneof("kind")
+    return structured(
+        asked.json if kind == "json" else None,
+        asked.json_object,
+        asked.regex if kind == "regex" else None,
+        asked.choice.texts if kind == "choice" else None,
+        asked.grammar if kind == "grammar" else None,
+    )
+
+
+CHOICES = {
+    pb.TOOL_CHOICE_UNSPECIFIED: "auto",
+    pb.TOOL_CHOICE_AUTO: "auto",
+    pb.TOOL_CHOICE_NONE: "none",
+    pb.TOOL_CHOICE_REQUIRED: "required",
+}
 CARREL_FIELDS = tuple(field.name for field in pb.CarrelUsage.DESCRIPTOR.fields)
 SAMPLING_FIELDS = frozenset(field.name for field in gpu_worker_pb2.SamplingParams.DESCRIPTOR.fields)
 

@@ -16,9 +16,7 @@ from gateway.auth import KeyRing
 from gateway.config import GatewayConfig
 from gateway.errors import ConfigError, Unauthorized
 from gateway.metrics import Metrics
-from gateway.rpc.decoding import DecodeInterceptor
-from gateway.rpc.errors import abort
-from gateway.rpc.messages import MAX_MESSAGE_BYTES, MessageInterceptor, shown_key
+from gateway.rpc.messages import MAX_MESSAGE_BYTES, MessageInterceptor, abort, shown_key
 from gateway.rpc.servicer import ChatServicer
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
@@ -92,8 +90,7 @@ class ChatServer:
         self._server = grpc.aio.server(
             interceptors=[
                 AuthInterceptor(keys, service.metrics),
-                MessageInterceptor(keys, service.bodies),
-                DecodeInterceptor(CHAT_SERVICE, keys, service.bodies.turns),
+                MessageInterceptor(CHAT_SERVICE, keys, service.bodies),
             ],
             options=[
                 ("grpc.so_reuseport", 0),

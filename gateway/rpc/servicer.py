@@ -14,9 +14,9 @@ from carrel.process.trace_context import trace_of_call
 from gateway.auth import KeyRing
 from gateway.errors import ServiceError
 from gateway.exchange import public_id
+from gateway.rest.errors import INTERNAL
 from gateway.rpc.converters import ChatEvents, read_chat
-from gateway.rpc.errors import INTERNAL, abort, error_event
-from gateway.rpc.messages import shown_key
+from gateway.rpc.messages import abort, error_event, shown_key
 from gateway.service import ChatService
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 

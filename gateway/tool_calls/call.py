@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Set
 
-from gateway.json_text import without_halves
+from gateway.json_limits import without_halves
 from gateway.tool_calls.checks import FUNCTION_NAME
 
 WHITE_SPACE = " \t\r\n"

@@ -134,5 +134,5 @@ def family_of(template: str | None) -> str:
 
 
 def takes_tools(template: str) -> bool:
-    """Whether a chat template writes tools itself."""
+    """Return whether a chat template writes tools itself."""
     return _TOOLS.search(template) is not None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fake_worker import FakeWorker, Script, start_worker
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -23,6 +24,17 @@ from gateway.service import ChatService
 from gateway.worker_client import GRPCWorkerClient
 
 MAX_MODEL_LEN = 256
+# the four APIs, each with a body that it answers
+CHAT, COMPLETION, RESPONSE, MESSAGE = (
+    f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages")
+)
+HELLO = [{"role": "user", "content": "hello"}]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO},
+    COMPLETION: {"prompt": "hello"},
+    RESPONSE: {"input": "hello"},
+    MESSAGE: {"messages": HELLO, "max_tokens": 4},
+}
 SPECIAL = ("<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] not in ['system', 'user', 'assistant'] %}"

@@ -16,6 +16,7 @@ from waiting import PATIENCE, wait_until
 
 from gateway.attention import MAX_KEY_READERS, MAX_READERS, MAX_VIEWS, AttentionViews
 from gateway.errors import UnknownAttention
+from gateway.rest.answers import AttentionAnswer
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 # Two layers behind a dense one, two heads; buckets of 2, 2 and 1 tokens.
@@ -149,14 +150,13 @@ def test_each_picture_is_drawn_once_for_all_its_readers(
     http: httpx.Client, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = stack.say("the dog", sights=[sight(1), sight(2)], is_held=True)
-    drawn, write = [], json.dumps
+    drawn, write = [], AttentionAnswer.written
 
-    def counted(value: Any, **named: Any) -> str:
-        if isinstance(value, dict) and value.get("object") == "attention":
-            drawn.append((value["step"], value["layer"]))
-        return write(value, **named)
+    def counted(answer: AttentionAnswer) -> bytes:
+        drawn.append((answer.step, answer.layer))
+        return write(answer)
 
-    monkeypatch.setattr(json, "dumps", counted)
+    monkeypatch.setattr(AttentionAnswer, "written", counted)
     with ExitStack() as closing:
         headers = {"X-Request-Id": "many"}
         asking = http.stream("POST", "/v1/chat/completions", json=asked(stream=True), headers=headers)

@@ -19,7 +19,7 @@ from gateway.errors import TooLarge, WorkerUnavailable
 from gateway.exchange import Message, ToolCall
 from gateway.heavy_work import HeavyWork
 from gateway.json_limits import MAX_NESTED, MAX_TEXTS, MAX_VALUES, check_json
-from gateway.rpc.fields import MAX_FIELDS
+from gateway.rpc.messages import MAX_FIELDS
 from gateway.tool_calls.checks import check_messages
 from gateway.v1 import chat_pb2
 from gateway.worker_status import WorkerStatus

@@ -17,8 +17,8 @@ from gateway_stack import Stack, running_stack
 from grpc_health.v1 import health_pb2
 from waiting import PATIENCE, eventually, wait_until
 
-from gateway import body_room
-from gateway.body_room import BodyRoom
+from gateway import body_limits
+from gateway.body_limits import BodyRoom
 from gateway.errors import Overloaded, TooManyRequests
 from gateway.v1 import chat_pb2 as pb
 
@@ -49,7 +49,7 @@ def test_an_owner_has_a_quarter_and_the_others_of_its_line_wait() -> None:
 def test_room_that_does_not_come_free_is_an_error_that_says_whose_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(body_room, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(body_limits, "PATIENCE_S", 0.05)
 
     async def main() -> None:
         room = BodyRoom(100)
@@ -87,7 +87,7 @@ def test_a_body_larger_than_all_room_is_received_alone() -> None:
 def test_whatever_comes_and_goes_no_limit_is_passed_and_nothing_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(body_room, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(body_limits, "PATIENCE_S", 0.01)
     chance = random.Random(7)
 
     async def main() -> None:
@@ -153,7 +153,7 @@ def ask(stack: Stack, key: str, route: str = CHAT) -> httpx.Response:
 def test_half_sent_bodies_take_room_before_they_are_read_and_give_it_back(
     narrow_stack: Stack, length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_room, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(body_limits, "PATIENCE_S", 0.1)
     stack, room = narrow_stack, narrow_stack.service.bodies.room
     stack.say("the")
     body = b'4\r\n{"a"\r\n' if "chunked" in length else b"{"
@@ -181,7 +181,7 @@ def incoming_bytes(stack: Stack) -> float:
 
 
 def test_room_in_all_is_bounded(narrow_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_room, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(body_limits, "PATIENCE_S", 0.1)
     stack, room = narrow_stack, narrow_stack.service.bodies.room
     with ExitStack() as held:
         for owner in (b"1", b"2", b"3"):

@@ -19,7 +19,7 @@ from gateway.errors import GenerationFailed, Overloaded, RequestTimeout, TooMany
 from gateway.exchange import ChoiceFinished, Event, Prefilling, TextDelta
 from gateway.heavy_work import HeavyWork
 from gateway.metrics import Metrics
-from gateway.prefill_progress import PrefillProgress
+from gateway.progress import PrefillProgress
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 

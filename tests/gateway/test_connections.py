@@ -13,7 +13,7 @@ import pytest
 from gateway_stack import Stack, running_stack
 from waiting import PATIENCE, wait_until
 
-from gateway import body_room
+from gateway import body_limits
 from gateway.rest.connection import READ_BYTES, STILL_THERE
 
 COMPLETIONS = "/v1/completions"
@@ -161,7 +161,7 @@ def test_a_body_that_nobody_asks_for_is_not_read(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays with its client, however many there are."""
-    monkeypatch.setattr(body_room, "PATIENCE_S", PATIENCE)
+    monkeypatch.setattr(body_limits, "PATIENCE_S", PATIENCE)
     with running_stack(tmp_path, model_dir, max_incoming_bytes=4 * 2**20) as stack:
         room = stack.service.bodies.room
         taken = room.taken(b"127.0.0.1", 2**20)

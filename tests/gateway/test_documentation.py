@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -61,6 +62,40 @@ def test_an_answer_is_as_its_type_says(
     described = document["paths"][path.replace("tiny", "{model_id}")][method.lower()]["responses"]
     place = described["200" if reply.status_code == 200 else "4XX"]
     assert place["content"]["application/json"]["schema"] == schema
+
+
+STREAMED = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
+
+
+@pytest.mark.parametrize("fail_at", [None, 2])
+@pytest.mark.parametrize("path", STREAMED)
+def test_each_event_of_a_stream_is_as_one_of_its_types_says(
+    http: httpx.Client, stack: Stack, path: str, fail_at: int | None
+) -> None:
+    stack.say("<think>so</think>the fox", progress=[(2, 2)], fail_at=fail_at)
+    asked = next(body for _, each, body, _ in ANSWERS if each == path)
+    options = {"include_progress": True, "include_usage": True, "continuous_usage_stats": True}
+    more = {} if path in ("/v1/messages", "/v1/responses") else {"stream_options": options}
+    stream = http.post(path, json={**asked, "stream": True, **more})
+    events = [json.loads(data) for data in re.findall(r"^data: (\{.*)$", stream.text, re.MULTILINE)]
+    assert len(events) > 4
+    assert ("error" in (events[-1].get("type"), *events[-1])) == (fail_at is not None)
+    document = http.get("/openapi.json").json()
+    answers_of = document["paths"][path]["post"]["responses"]["200"]["content"]
+    kinds = [each["$ref"].rpartition("/")[2] for each in answers_of["text/event-stream"]["schema"]["anyOf"]]
+    for event in events:
+        fitting = [name for name in kinds if is_of(event, document["components"]["schemas"][name])]
+        assert len(fitting) == 1, (event, fitting)
+        check(event, {"$ref": f"#/components/schemas/{fitting[0]}"}, document, fitting[0])
+
+
+def is_of(event: dict[str, Any], schema: dict[str, Any]) -> bool:
+    """Return whether an event has the required fields of a type, and its `type` or `object` if it has one."""
+    if not set(schema.get("required", ())) <= set(event) <= set(schema["properties"]):
+        return False
+    tags = [schema["properties"][name] for name in ("type", "object") if name in schema["properties"]]
+    told = event.get("type", event.get("object"))
+    return all(told in tag.get("enum", [tag.get("const", told)]) for tag in tags)
 
 
 def check(value: Any, schema: dict[str, Any], document: dict[str, Any], where: str) -> None:

@@ -16,7 +16,7 @@ from waiting import PATIENCE
 from carrel.process.request_limits import RANGES, LimitError, Range, check_request
 from gateway.rest.responses.schemas import ResponsesBody
 from gateway.rest.schemas import Body, ChatBody, CompletionBody
-from gateway.rest.session_schemas import SessionBody
+from gateway.rest.session_endpoints import SessionBody
 from gateway.v1 import chat_pb2, chat_pb2_grpc
 from gpu_worker.v1 import gpu_worker_pb2 as pb
 

@@ -88,28 +88,6 @@ def test_tokens_are_told_by_their_names(stack: Stack) -> None:
         assert "token_strs" not in plain
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-        (CHAT, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        (CHAT, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-        (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
-        (CHAT, {"timeout_seconds": 0}, "timeout_seconds"),
-        (COMPLETION, {"bad_words": ["a"]}, "bad_words"),
-        (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
-        (CHAT, {"audio": {"voice": "x", "format": "wav"}}, "audio"),
-        (COMPLETION, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
-        (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
-    ],
-)
-def test_what_is_not_done_is_refused(stack: Stack, path: str, fields: dict[str, Any], param: str) -> None:
-    prompt = {"messages": [ASKED]} if path == CHAT else {"prompt": "a"}
-    refused = httpx.post(stack.url + path, json={**prompt, **fields}, timeout=PATIENCE)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-    assert stack.script.requests == []
-
-
 def test_values_that_change_nothing_are_taken(stack: Stack) -> None:
     neutral = {"skip_special_tokens": True, "bad_words": []}
     assert prompt_of(stack, COMPLETION, prompt="fox", **neutral) == "fox"

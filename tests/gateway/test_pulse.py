@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from gateway import pulse
+from gateway import worker_client
 from gateway.errors import RequestTimeout, WorkerUnavailable
-from gateway.pulse import LOOKS, Pulse
+from gateway.worker_client import LOOKS, Pulse
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "LOOK_S", 0.001)
+    monkeypatch.setattr(worker_client, "LOOK_S", 0.001)
 
 
 async def test_who_answers_when_asked_is_waited_for_and_asked_once_a_look_however_many_wait() -> None:

@@ -22,9 +22,9 @@ from gateway_stack import Stack, running_stack
 from waiting import PATIENCE, wait_until
 
 from gateway.config import OTHER_DESCRIPTORS, GatewayConfig
-from gateway.rest import acceptor
-from gateway.rest.acceptor import MOST_REFUSED, Acceptor
+from gateway.rest import server
 from gateway.rest.seats import Seat, Seats
+from gateway.rest.server import MOST_REFUSED, Acceptor
 
 KEYS = ("alpha", "beta", "gamma")
 CHAT = "/v1/chat/completions"
@@ -199,7 +199,7 @@ def test_connections_of_chat_grpc_are_bounded(
 def test_a_shortage_of_descriptors_is_told_once_and_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "PAUSE_S", 0.001)
+    monkeypatch.setattr(server, "PAUSE_S", 0.001)
 
     async def main() -> int:
         with socket.create_server(("127.0.0.1", 0)) as real, socket.create_connection(real.getsockname()):

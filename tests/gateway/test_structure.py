@@ -54,24 +54,3 @@ def test_without_them_an_answer_may_be_anything(
     script = stack.say("the")
     assert http.post("/v1/chat/completions", json=HELLO | fields).status_code == 200
     assert not script.requests[0].HasField("grammar")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "structural_tag"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
-        ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
-        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
-        ({"guided_choice": []}, "guided_choice"),
-        ({"guided_regex": "a" * 200_000}, "guided_regex"),
-    ],
-)
-def test_what_says_nothing_or_two_things_is_refused(
-    http: httpx.Client, stack: Stack, fields: dict[str, Any], param: str
-) -> None:
-    answer = http.post("/v1/chat/completions", json=HELLO | fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    assert not stack.script.requests

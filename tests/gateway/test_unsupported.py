@@ -15,7 +15,7 @@ import httpx
 import pytest
 import typing_extensions
 from anthropic.types import message_count_tokens_params, message_create_params
-from gateway_stack import Stack
+from gateway_stack import ASKED, CHAT, COMPLETION, MESSAGE, RESPONSE, Stack
 from openai.types import chat as openai_chat
 from openai.types import completion_create_params
 from openai.types import responses as openai_responses
@@ -29,16 +29,6 @@ from gateway.rest.responses import schemas as responses
 from gateway.rest.unsupported import UNSUPPORTED
 
 API = Path(__file__).parents[2] / "docs" / "api.md"
-CHAT, COMPLETION, RESPONSE, MESSAGE = (
-    f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "messages")
-)
-HELLO = [{"role": "user", "content": "hello"}]
-ASKED: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": HELLO},
-    COMPLETION: {"prompt": "hello"},
-    RESPONSE: {"input": "hello"},
-    MESSAGE: {"messages": HELLO, "max_tokens": 4},
-}
 KINDS: dict[str, type[schemas.Body]] = {
     CHAT: schemas.ChatBody,
     COMPLETION: schemas.CompletionBody,
@@ -152,37 +142,6 @@ def test_what_is_not_done_is_refused_by_its_name_unless_it_changes_nothing(
     assert told(http, path, dict(refused)) == (200, None)
     assert told(http, path, dict.fromkeys(refused)) == (200, None)
     assert told(http, path, dict.fromkeys(refused, False)) == (200, None)
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        (RESPONSE, {"reasoning": {"summary": "concise"}}, "reasoning.summary"),
-        (RESPONSE, {"reasoning": {"effort": "low"}}, "reasoning.effort"),
-        (RESPONSE, {"reasoning": {"context": "all_turns"}}, "reasoning.context"),
-        (RESPONSE, {"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        (RESPONSE, {"text": {"verbosity": "low"}}, "text.verbosity"),
-        (RESPONSE, {"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
-        (RESPONSE, {"max_tokens": 5}, "max_tokens"),
-        (RESPONSE, {"seed": 0}, "seed"),
-        (RESPONSE, {"tools": [{"type": "function", "name": "f", "async": True}]}, "tools.0.async"),
-        (CHAT, {"stop_sequences": ["a"]}, "stop_sequences"),
-        (CHAT, {"verbosity": "high"}, "verbosity"),
-        (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
-        (CHAT, {"messages": [{**HELLO[0], "function_call": {"name": "f"}}]}, "messages.0.function_call"),
-        (CHAT, {"tools": [{"function": {"name": "f"}, "defer_loading": True}]}, "tools.0.defer_loading"),
-        (COMPLETION, {"max_completion_tokens": 0}, "max_completion_tokens"),
-        (MESSAGE, {"seed": 5}, "seed"),
-        (MESSAGE, {"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
-        (MESSAGE, {"thinking": {"type": "between_tools"}}, "thinking.type"),
-        (MESSAGE, {"tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}]}, "tools.0.input_examples"),
-    ],
-)  # fmt: skip
-def test_so_is_what_is_inside_an_object_and_of_another_route(
-    http: httpx.Client, stack: Stack, path: str, fields: dict[str, Any], param: str
-) -> None:
-    assert told(http, path, fields) == (400, param)
-    assert stack.script.requests == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from gateway.rest.schemas import (
     CarrelBody,
     StreamOptions,
 )
-from gateway.rest.session_schemas import SessionChangedAnswer
+from gateway.rest.session_endpoints import SessionChangedAnswer
 from gpu_worker.policies.registry import registry
 from gpu_worker.v1.gpu_worker_pb2 import StatsResponse, StoreStatsResponse
 

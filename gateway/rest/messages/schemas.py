@@ -1,4 +1,4 @@
-"""Bodies of `/v1/messages` as Anthropic's clients send them."""
+"""Bodies of `/v1/messages` as Anthropic's clients send them, and its answers and the events of its streams."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from carrel.process.request_limits import MAX_SESSION_CHARS, MAX_UINT32
 from gateway.grammars import JsonSchema
-from gateway.rest.fields import FunctionName, Hidden, Refused, Texts, refused, within
-from gateway.rest.schemas import AnswerBody, Body
+from gateway.rest.answers import CarrelUsage
+from gateway.rest.fields import FunctionName, Hidden, Refused, SessionName, Texts, TopK, refused, within
+from gateway.rest.schemas import AnswerBody, Body, Tagged
 from gateway.tool_calls.checks import MAX_TOOLS
 
 
 class Block(Body):
-    """Of type text, thinking, tool_use (an assistant's call) or tool_result (its answer)."""
+    """A block of type text, thinking, tool_use (an assistant's call) or tool_result (its answer)."""
 
     type: str
     text: str | None = None
@@ -70,7 +70,7 @@ class Turn(Body):
 
 
 class CountBody(Body):
-    """What a prompt is made of. Others are kept, so that their reader can refuse some."""
+    """The parts of a prompt. Other fields are kept, so that the reader can refuse some."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -89,50 +89,128 @@ class MessagesBody(CountBody, AnswerBody):
 
     max_tokens: Annotated[int, within("max_tokens")]
     stop_sequences: Texts | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, within("temperature")] | None = None
-    top_p: Annotated[float, within("top_p")] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_UINT32)] | None = None
+    top_k: TopK | None = None
     metadata: Annotated[dict[str, Any] | None, Field(description="is taken, and changes nothing")] = None
-    session_id: Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)] | None = None
+    session_id: SessionName | None = None
 
 
-class TextBlock(Body):
+class CountAnswer(Body):
+    input_tokens: int
+
+
+class TextBlock(Tagged):
     type: Literal["text"] = "text"
     text: str
 
 
-class ThinkingBlock(Body):
+class ThinkingBlock(Tagged):
     type: Literal["thinking"] = "thinking"
     thinking: str
-    signature: Annotated[str, Field(description="empty")] = ""
+    signature: Annotated[str, Field(description="empty")]
 
 
-class ToolUseBlock(Body):
+class ToolUseBlock(Tagged):
     type: Literal["tool_use"] = "tool_use"
     id: str
     name: str
     input: dict[str, Any]
 
 
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
 class MessageUsage(Body):
     input_tokens: Annotated[int, Field(description="of the prompt, without those that were cached")]
     output_tokens: int
-    cache_creation_input_tokens: int = 0
+    cache_creation_input_tokens: int
     cache_read_input_tokens: Annotated[int, Field(description="taken from the prefix cache")]
-    carrel: Annotated[dict[str, Any] | None, Field(description="as of a chat's usage")] = None
+    carrel: Annotated[CarrelUsage | None, Field(description="as of a chat's usage")] = None
 
 
-class MessageAnswer(Body):
-    id: str
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-    model: str
-    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+class MessageReason(Body):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
+
+
+class MessageAnswer(Tagged, MessageReason):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
     usage: MessageUsage
 
 
-class CountAnswer(Body):
-    input_tokens: int
+class MessageStart(Tagged):
+    type: Literal["message_start"] = "message_start"
+    message: MessageAnswer
+
+
+class BlockStart(Tagged):
+    type: Literal["content_block_start"] = "content_block_start"
+    index: int
+    content_block: AnswerBlock
+
+
+class TextPiece(Tagged):
+    type: Literal["text_delta"] = "text_delta"
+    text: str
+
+
+class ThinkingPiece(Tagged):
+    type: Literal["thinking_delta"] = "thinking_delta"
+    thinking: str
+
+
+class InputPiece(Tagged):
+    type: Literal["input_json_delta"] = "input_json_delta"
+    partial_json: str
+
+
+Piece = TextPiece | ThinkingPiece | InputPiece
+
+
+class BlockDelta(Tagged):
+    type: Literal["content_block_delta"] = "content_block_delta"
+    index: int
+    delta: Piece
+
+
+class BlockStop(Tagged):
+    type: Literal["content_block_stop"] = "content_block_stop"
+    index: int
+
+
+class MessageDelta(Tagged):
+    type: Literal["message_delta"] = "message_delta"
+    delta: MessageReason
+    usage: MessageUsage
+
+
+class MessageStop(Tagged):
+    type: Literal["message_stop"] = "message_stop"
+
+
+class MessageErrorTold(Tagged):
+    """`param` and `code` are our own."""
+
+    type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class MessageErrorAnswer(Tagged):
+    type: Literal["error"] = "error"
+    error: MessageErrorTold
+
+
+EVENTS: tuple[type[Tagged], ...] = (
+    MessageStart,
+    BlockStart,
+    BlockDelta,
+    BlockStop,
+    MessageDelta,
+    MessageStop,
+    MessageErrorAnswer,
+)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from starlette.responses import Response
+from collections.abc import Iterator
+from typing import Any, cast
 
 from gateway.errors import ServiceError
 from gateway.exchange import (
@@ -18,17 +17,19 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
-from gateway.rest.answer import Answer, usage_answer
-from gateway.rest.messages.errors import INTERNAL, message_error
-from gateway.rest.messages.schemas import MessageAnswer
-from gateway.rest.sse import named_frame
-from gateway.tool_calls.arguments import read_arguments
+from gateway.rest.answer import Answer, ReplyWriter, usage_answer
+from gateway.rest.errors import message_error
+from gateway.rest.messages import schemas
+from gateway.rest.messages.schemas import AnswerBlock, MessageAnswer, MessageReason, MessageUsage, Piece
+from gateway.rest.reply import named_frame
+from gateway.rest.schemas import Tagged
+from gateway.tool_calls.written import read_arguments
+
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessageWriter:
-    """A `ReplyWriter` of one request."""
-
-    end = b""
+class MessageWriter(ReplyWriter):
+    """A message, or its blocks one after the other."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -36,114 +37,104 @@ class MessageWriter:
         # what the block that is open holds: thinking, text, or a call by its place; None: none is
         self._open: str | int | None = None
         self._num_blocks = 0
-        self._reason: dict[str, Any] = {}
+        self._reason = _reason(None, None)
 
     def whole(self, answer: Answer) -> MessageAnswer:
         choice = answer.choices[0]
-        content: list[dict[str, Any]] = []
+        content: list[AnswerBlock] = []
         if choice.reasoning:
-            content.append({"type": "thinking", "thinking": "".join(choice.reasoning), "signature": ""})
+            content.append(schemas.ThinkingBlock(thinking="".join(choice.reasoning), signature=""))
         if choice.text:
-            content.append({"type": "text", "text": choice.text})
+            content.append(schemas.TextBlock(text=choice.text))
         content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": read_arguments(call.arguments)}
+            schemas.ToolUseBlock(id=call.id, name=call.name, input=read_arguments(call.arguments))
             for call in choice.calls
         ]
-        usage = _usage(answer.usage) if answer.usage is not None else _prompt_usage(0, 0)
-        reason = _reason(choice.finish_reason, choice.stop)
-        return MessageAnswer(**{**self._message(usage), "content": content, **reason})
-
-    def unfinished(self, answer: Answer, error: ServiceError) -> Response:
-        raise error
+        usage = _prompt_usage(0, 0) if answer.usage is None else _usage(answer.usage)
+        return self._message(usage, content, _reason(choice.finish_reason, choice.stop))
 
     async def frames(self, event: Event) -> bytes:
-        return b"".join(named_frame(each) for each in self._events(event))
+        return b"".join(map(named_frame, self._events(event)))
 
     def failed(self, error: ServiceError | None) -> bytes:
-        return named_frame(INTERNAL if error is None else message_error(error))
+        return named_frame(message_error(error))
 
-    def _events(self, event: Event) -> list[dict[str, Any]]:
+    def _events(self, event: Event) -> Iterator[Tagged]:
         match event:
             case Prefilling(prompt_tokens=prompt, cached_tokens=cached):
-                return self._begin(_prompt_usage(prompt, cached))
+                yield from self._begin(_prompt_usage(prompt, cached))
             case ReasoningDelta(text=text) if text:
-                begun = self._begin_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                return [*begun, self._block("delta", delta={"type": "thinking_delta", "thinking": text})]
+                yield from self._begin_block("thinking", schemas.ThinkingBlock(thinking="", signature=""))
+                yield self._delta(schemas.ThinkingPiece(thinking=text))
             case TextDelta(text=text) if text:
-                begun = self._begin_block("text", {"type": "text", "text": ""})
-                return [*begun, self._block("delta", delta={"type": "text_delta", "text": text})]
+                yield from self._begin_block("text", schemas.TextBlock(text=""))
+                yield self._delta(schemas.TextPiece(text=text))
             case ToolCallDelta(place=place, arguments=arguments):
-                call: dict[str, Any] = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
-                begun = self._begin_block(place, call)
-                delta = {"type": "input_json_delta", "partial_json": arguments}
-                return [*begun, *([self._block("delta", delta=delta)] if arguments else [])]
+                yield from self._begin_block(
+                    place, schemas.ToolUseBlock(id=event.id, name=event.name, input={})
+                )
+                if arguments:
+                    yield self._delta(schemas.InputPiece(partial_json=arguments))
             case ChoiceFinished(finish_reason=reason, stop=stop):
                 self._reason = _reason(reason, stop)
-                return [*self._begin(_prompt_usage(0, 0)), *self._end_block()]
+                yield from self._begin(_prompt_usage(0, 0))
+                yield from self._end_block()
             case Completed(usage=usage):
-                ended = {"type": "message_delta", "delta": self._reason, "usage": _usage(usage)}
-                return [ended, {"type": "message_stop"}]
+                yield schemas.MessageDelta(delta=self._reason, usage=_usage(usage))
+                yield schemas.MessageStop()
             case TextDelta() | ReasoningDelta():
-                return []
+                return
 
-    def _begin(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
-        if self._is_begun:
-            return []
-        self._is_begun = True
-        return [{"type": "message_start", "message": self._message(usage)}]
+    def _begin(self, usage: MessageUsage) -> Iterator[Tagged]:
+        if not self._is_begun:
+            self._is_begun = True
+            yield schemas.MessageStart(message=self._message(usage, [], _reason(None, None)))
 
-    def _begin_block(self, what: str | int, block: dict[str, Any]) -> list[dict[str, Any]]:
+    def _begin_block(self, what: str | int, block: AnswerBlock) -> Iterator[Tagged]:
         """Nothing where it is open already."""
-        if self._open == what:
-            return []
-        ended = self._end_block()
-        self._open = what
-        begun = self._block("start", content_block=block)
-        return [*self._begin(_prompt_usage(0, 0)), *ended, begun]
+        if self._open != what:
+            yield from self._begin(_prompt_usage(0, 0))
+            yield from self._end_block()
+            self._open = what
+            yield schemas.BlockStart(index=self._num_blocks, content_block=block)
 
-    def _end_block(self) -> list[dict[str, Any]]:
-        if self._open is None:
-            return []
-        ended = self._block("stop")
-        self._open, self._num_blocks = None, self._num_blocks + 1
-        return [ended]
+    def _delta(self, piece: Piece) -> Tagged:
+        return schemas.BlockDelta(index=self._num_blocks, delta=piece)
 
-    def _block(self, what: str, **fields: Any) -> dict[str, Any]:
-        return {"type": f"content_block_{what}", "index": self._num_blocks, **fields}
+    def _end_block(self) -> Iterator[Tagged]:
+        if self._open is not None:
+            yield schemas.BlockStop(index=self._num_blocks)
+            self._open, self._num_blocks = None, self._num_blocks + 1
 
-    def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": f"msg_{self._generation.request_id}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._generation.model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
+    def _message(
+        self, usage: MessageUsage, content: list[AnswerBlock], reason: MessageReason
+    ) -> MessageAnswer:
+        return MessageAnswer(
+            id=f"msg_{self._generation.request_id}",
+            role="assistant",
+            model=self._generation.model,
+            content=content,
+            usage=usage,
+            **dict(reason),
+        )
 
 
-REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-def _reason(finish_reason: str | None, stop: str | None) -> dict[str, Any]:
+def _reason(finish_reason: str | None, stop: str | None) -> MessageReason:
     ended = "stop_sequence" if stop is not None else REASONS.get(finish_reason or "")
-    return {"stop_reason": ended, "stop_sequence": stop}
+    return MessageReason(stop_reason=cast(Any, ended), stop_sequence=stop)
 
 
-def _prompt_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Before anything is generated."""
-    return {
-        "input_tokens": prompt_tokens - cached_tokens,
-        "output_tokens": 0,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached_tokens,
-    }
+def _prompt_usage(prompt_tokens: int, cached_tokens: int, output_tokens: int = 0) -> MessageUsage:
+    return MessageUsage(
+        input_tokens=prompt_tokens - cached_tokens,
+        output_tokens=output_tokens,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=cached_tokens,
+    )
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    ours = usage_answer(usage).carrel
-    carrel = {} if ours is None else {"carrel": ours.model_dump()}
-    told = _prompt_usage(usage.prompt_tokens, usage.cached_tokens)
-    return {**told, "output_tokens": usage.completion_tokens, **carrel}
+def _usage(usage: Usage) -> MessageUsage:
+    told = _prompt_usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    if (ours := usage_answer(usage).carrel) is not None:
+        told.carrel = ours
+    return told

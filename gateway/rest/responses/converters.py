@@ -1,18 +1,78 @@
-"""Bodies of `/v1/responses` to the service's records."""
+"""Bodies of `/v1/responses` to the service's records: calls and their answers are items there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, Message, Tool, ToolChoice, Tools
-from gateway.grammars import ANY_OBJECT, json_grammar
+from gateway.exchange import ChatRequest, Message, Tool, ToolCall, Tools
+from gateway.grammars import format_grammars, only_one
 from gateway.rest.options import read_options
-from gateway.rest.responses.input import read_input
-from gateway.rest.responses.schemas import AllowedFunctions, NamedFunction, ResponsesBody, TextFormat
+from gateway.rest.responses.schemas import (
+    AllowedFunctions,
+    InputItem,
+    NamedFunction,
+    Part,
+    ResponsesBody,
+    TextFormat,
+)
 from gateway.rest.unsupported import refuse_unsupported
-from gateway.tool_calls.checks import checked, only
-from gpu_worker.v1 import gpu_worker_pb2 as pb
+from gateway.tool_calls.checks import offered
+
+
+def read_input(asked: str | Sequence[InputItem]) -> tuple[Message, ...]:
+    """An assistant's text and calls in a row are one message; what a model thought is left out. Raises InvalidRequest
+    for what is neither text nor a call."""
+    if isinstance(asked, str):
+        return (Message("user", asked),)
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    said = (item for item in asked if item.type != "reasoning")
+    for is_call, items in groupby(said, lambda item: item.type == "function_call"):
+        if not is_call:
+            messages += [_read_message(item, names) for item in items]
+            continue
+        calls = tuple(map(_read_call, items))
+        names |= {call.id: call.name for call in calls}
+        if not messages or messages[-1].role != "assistant":
+            messages.append(Message("assistant", ""))
+        messages[-1] = replace(messages[-1], tool_calls=calls)
+    return tuple(messages)
+
+
+def _read_call(item: InputItem) -> ToolCall:
+    if item.call_id is None or item.name is None:
+        raise InvalidRequest("An item of type function_call needs call_id and name.", "input")
+    return ToolCall(item.call_id, item.name, item.arguments or "{}")
+
+
+def _read_message(item: InputItem, names: Mapping[str, str]) -> Message:
+    """names: of the tools that were called, by the calls' ids."""
+    match item:
+        case InputItem(type="message", role=str() as role, content=content) if content is not None:
+            return Message(role, _text(content))
+        case InputItem(type="function_call_output", call_id=str() as call_id, output=output):
+            return Message("tool", _text(output or ""), tool_call_id=call_id, name=names.get(call_id))
+    raise InvalidRequest(
+        "Only items of the types message (with role and content), function_call, function_call_output and reasoning "
+        "are supported.",
+        "input",
+    )
+
+
+def _text(content: str | list[Part]) -> str:
+    match content:
+        case str():
+            return content
+        case parts:
+            known = ("input_text", "output_text", "text")
+            if any(part.type not in known or part.text is None for part in parts):
+                raise InvalidRequest("Only parts of text are supported: this model reads text.", "input")
+            return "".join(part.text or "" for part in parts)
+
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -32,7 +92,8 @@ def read_response_request(
         raise InvalidRequest(f"top_logprobs needs {LOGPROBS!r} in include.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if has_logprobs else None
     sampling = {"max_tokens": body.max_output_tokens, "logprobs": logprobs}
-    grammar = _read_format(body)
+    asked = (body.text and body.text.format) or TextFormat(type="text")
+    grammar = only_one(format_grammars(asked.type, asked.json_schema, "text.format", "schema"))
     options = read_options(body, caller, session_id, sampling, grammar, timeout_s=body.timeout_seconds)
     instructions = [] if body.instructions is None else [Message("system", body.instructions)]
     messages = (*instructions, *before, *read_input(body.input))
@@ -53,7 +114,6 @@ def _check_fields(body: ResponsesBody) -> None:
 
 
 def _read_tools(body: ResponsesBody) -> Tools | None:
-    """None where nothing may be called: then the model is told of no tools. Raises InvalidRequest."""
     any_object: dict[str, Any] = {"type": "object"}
     tools = tuple(
         Tool(
@@ -64,28 +124,11 @@ def _read_tools(body: ResponsesBody) -> Tools | None:
         )
         for tool in body.tools or ()
     )
-    choice, named = ToolChoice.AUTO, None
+    is_parallel = body.parallel_tool_calls is not False
     match body.tool_choice:
-        case "none":
-            return None
-        case "required":
-            choice = ToolChoice.REQUIRED
         case NamedFunction(name=name):
-            choice, named = ToolChoice.REQUIRED, name
+            return offered(tools, named=name, is_parallel=is_parallel)
         case AllowedFunctions(mode=mode, tools=allowed):
-            choice = ToolChoice(mode)
-            tools = only(tools, {tool.name for tool in allowed})
-    return checked(Tools(tools, choice, named, body.parallel_tool_calls is not False))
-
-
-def _read_format(body: ResponsesBody) -> pb.Grammar | None:
-    """What the text must be; None: anything. Raises InvalidRequest."""
-    param = "text.format"
-    match body.text.format if body.text is not None else None:
-        case None | TextFormat(type="text"):
-            return None
-        case TextFormat(type="json_object"):
-            return json_grammar(ANY_OBJECT, param)
-        case TextFormat(type="json_schema", json_schema=schema) if schema is not None:
-            return json_grammar(schema, param)
-    raise InvalidRequest("text.format is text, json_object, or json_schema with a schema.", param)
+            return offered(tools, mode, allowed={tool.name for tool in allowed}, is_parallel=is_parallel)
+        case word:
+            return offered(tools, word or "auto", is_parallel=is_parallel)

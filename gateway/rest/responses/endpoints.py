@@ -5,31 +5,46 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.errors import ServiceError
 from gateway.exchange import Message
-from gateway.rest.bounded import AnswerRoute, BoundedRouter
-from gateway.rest.dependencies import ERRORS, KEY, STREAM, Caller, KeptTurns, RequestId, Service
+from gateway.rest.bounded import (
+    ERRORS,
+    KEY,
+    AnswerRoute,
+    BoundedRouter,
+    Caller,
+    KeptTurns,
+    RequestId,
+    Service,
+    streamed,
+)
 from gateway.rest.reply import reply
-from gateway.rest.responses.converters import read_response_request
-from gateway.rest.responses.input import read_input
-from gateway.rest.responses.schemas import ResponseAnswer, ResponseDroppedAnswer, ResponsesBody
+from gateway.rest.responses.converters import read_input, read_response_request
+from gateway.rest.responses.schemas import (
+    EVENTS,
+    ResponseAnswer,
+    ResponseDroppedAnswer,
+    ResponsesBody,
+    TextFormat,
+    TextOptions,
+)
 from gateway.rest.responses.writer import ResponseWriter
+from gateway.rest.schemas import Sampling
 from gateway.turns import Turn
 
 ONE = "/v1/responses/{response_id}"
 
 log = logging.getLogger(__name__)
 
-answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses={**ERRORS, **STREAM})
+answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses=ERRORS)
 router = BoundedRouter(dependencies=KEY, responses=ERRORS)
 
 
-@answers.post("/v1/responses", response_model=ResponseAnswer)
+@answers.post("/v1/responses", response_model=ResponseAnswer, responses=streamed(*EVENTS))
 async def create_response(
     request: Request,
     body: ResponsesBody,
@@ -50,13 +65,14 @@ async def create_response(
             session_id = turns.get(caller, body.previous_response_id).session_id
         generation = service.chat(read_response_request(body, before, session_id, request_id, caller))
 
-    def done(response: dict[str, Any], message: Message) -> None:
+    def done(response: ResponseAnswer, message: Message) -> None:
         if is_kept:
             said = (*read_input(body.input), message)
-            answer = bytes(JSONResponse(response).body)
-            turns.add(caller, Turn(response_id, body.previous_response_id, session_id, said, answer))
+            turns.add(
+                caller, Turn(response_id, body.previous_response_id, session_id, said, response.written())
+            )
 
-    writer = ResponseWriter(_head(body, response_id, generation.model), done)
+    writer = ResponseWriter(_begun(body, response_id, generation.model), done)
     return await reply(request, generation, writer, bool(body.stream))
 
 
@@ -81,33 +97,32 @@ async def drop_response(
     return ResponseDroppedAnswer(id=response_id)
 
 
-def _head(body: ResponsesBody, response_id: str, model: str) -> dict[str, Any]:
-    """What of the object is known before it is answered."""
-    told = body.model_dump(include={"tools", "tool_choice"}, exclude_none=True)
-    return {
-        "id": response_id,
-        "object": "response",
-        "created_at": int(time.time()),
-        "error": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
-        "model": model,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
-        "store": body.store is not False,
-        "temperature": body.temperature,
-        "text": {"format": _format(body)},
-        "tool_choice": told.get("tool_choice", "auto"),
-        "tools": told.get("tools", []),
-        "top_logprobs": body.top_logprobs,
-        "top_p": body.top_p,
-        "truncation": "disabled",
-        "user": body.user,
-    }
-
-
-def _format(body: ResponsesBody) -> dict[str, Any]:
+def _begun(body: ResponsesBody, response_id: str, model: str) -> ResponseAnswer:
+    """Return the answer before it has any output."""
+    tools = body.model_dump(include={"tools"}, exclude_none=True).get("tools", [])
     asked = body.text.format if body.text is not None else None
-    return {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
+    return ResponseAnswer(
+        id=response_id,
+        object="response",
+        created_at=int(time.time()),
+        status="in_progress",
+        error=None,
+        incomplete_details=None,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        model=model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning={"effort": None, "summary": None},
+        store=body.store is not False,
+        text=TextOptions(format=TextFormat(type="text") if asked is None else asked),
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=tools,
+        top_logprobs=body.top_logprobs,
+        truncation="disabled",
+        usage=None,
+        user=body.user,
+        **{name: getattr(body, name) for name in Sampling.model_fields},
+    )

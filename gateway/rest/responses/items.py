@@ -1,149 +1,111 @@
-"""Items of a response's output, as they grow and as they are: what is said, what is thought, what is called."""
+"""Items of a response's output as they grow: text, reasoning and calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from gateway.exchange import TokenLogprob, ToolCall
-from gateway.rest.formats import chat_logprobs
-
-Event = dict[str, Any]
-
-
-class Item(Protocol):
-    """place: among the output's items."""
-
-    id: str
-    place: int
-
-    def whole(self, status: str) -> dict[str, Any]:
-        """As it is now; `status` is in_progress, completed or incomplete."""
-
-    def begin(self) -> list[Event]: ...
-
-    def end(self, status: str) -> list[Event]: ...
+from gateway.rest.answers import ChatToken
+from gateway.rest.logprobs import chat_logprobs
+from gateway.rest.responses import schemas
+from gateway.rest.responses.schemas import Output, Status, StreamEvent
 
 
-class MessageItem:
-    """Text, with its log probabilities where they were asked for."""
+class Item:
+    """One item, as it is so far."""
 
     def __init__(self, item_id: str, place: int) -> None:
+        """place: its place in the output."""
         self.id, self.place = item_id, place
-        self._pieces: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
-
-    def add(self, text: str, logprobs: Iterable[TokenLogprob] = ()) -> Event:
-        """The event of this piece."""
-        told = [each.model_dump() for each in chat_logprobs([*logprobs]).content]
-        self._pieces.append(text)
-        self._logprobs += told
-        return self._event("output_text.delta", delta=text, logprobs=told)
-
-    def whole(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part()]
-        return {
-            "type": "message",
-            "id": self.id,
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def begin(self) -> list[Event]:
-        return [self._event("content_part.added", part=self._part())]
-
-    def end(self, status: str) -> list[Event]:
-        text, part = "".join(self._pieces), self._part()
-        return [
-            self._event("output_text.done", text=text, logprobs=[*self._logprobs]),
-            self._event("content_part.done", part=part),
-        ]
-
-    def _part(self) -> dict[str, Any]:
-        text = "".join(self._pieces)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs]}
-
-    def _event(self, kind: str, **fields: Any) -> Event:
-        return _event(kind, self.id, self.place, content_index=0, **fields)
-
-
-class ReasoningItem:
-    """What the model thinks before it answers."""
-
-    def __init__(self, item_id: str, place: int) -> None:
-        self.id, self.place = item_id, place
-        self._pieces: list[str] = []
-
-    def add(self, text: str) -> Event:
-        """The event of this piece."""
-        self._pieces.append(text)
-        return self._event("reasoning_text.delta", delta=text)
-
-    def whole(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part()]
-        return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "status": status}
-
-    def begin(self) -> list[Event]:
-        return [self._event("content_part.added", part=self._part())]
-
-    def end(self, status: str) -> list[Event]:
-        part = self._part()
-        return [
-            self._event("reasoning_text.done", text=part["text"]),
-            self._event("content_part.done", part=part),
-        ]
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": "".join(self._pieces)}
-
-    def _event(self, kind: str, **fields: Any) -> Event:
-        return _event(kind, self.id, self.place, content_index=0, **fields)
-
-
-class CallItem:
-    """A call of a function."""
-
-    def __init__(self, item_id: str, place: int, call_id: str, name: str) -> None:
-        self.id, self.place = item_id, place
-        self._call_id, self._name = call_id, name
+        self._where: dict[str, Any] = {"item_id": item_id, "output_index": place}
         self._pieces: list[str] = []
 
     @property
-    def call(self) -> ToolCall:
-        return ToolCall(self._call_id, self._name, "".join(self._pieces))
+    def text(self) -> str:
+        """The pieces so far."""
+        return "".join(self._pieces)
 
-    def add(self, arguments: str) -> Event:
-        """The event of this piece."""
-        self._pieces.append(arguments)
-        return _event("function_call_arguments.delta", self.id, self.place, delta=arguments)
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> StreamEvent:
+        """Take a piece. Returns its event."""
+        raise NotImplementedError
 
-    def whole(self, status: str) -> dict[str, Any]:
-        call = self.call
-        return {
-            "type": "function_call",
-            "id": self.id,
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": status,
-        }
+    def whole(self, status: Status) -> Output:
+        """Return the item as it is now."""
+        raise NotImplementedError
 
-    def begin(self) -> list[Event]:
+    def begin(self) -> list[StreamEvent]:
+        """Return the events after that of the item itself."""
         return []
 
-    def end(self, status: str) -> list[Event]:
-        call = self.call
+    def end(self) -> list[StreamEvent]:
+        """Return the events before that of the item's end."""
+        raise NotImplementedError
+
+
+class TextItem(Item):
+    """The answer's text, with its log probabilities where they were asked for, or the model's reasoning."""
+
+    def __init__(self, item_id: str, place: int, is_reasoning: bool) -> None:
+        super().__init__(item_id, place)
+        self._where["content_index"] = 0
+        self._is_reasoning = is_reasoning
+        kind = "reasoning_text" if is_reasoning else "output_text"
+        self._delta: Any = f"response.{kind}.delta"
+        self._done: Any = f"response.{kind}.done"
+        self._logprobs: list[ChatToken] = []
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> StreamEvent:
+        told = chat_logprobs(logprobs).content
+        self._pieces.append(text)
+        self._logprobs += told
+        return schemas.TextEvent(type=self._delta, delta=text, **self._scores(told), **self._where)
+
+    def whole(self, status: Status) -> Output:
+        parts: list[Any] = [] if status == "in_progress" else [self._part()]
+        if self._is_reasoning:
+            return schemas.OutputThought(id=self.id, summary=[], content=parts, status=status)
+        return schemas.OutputMessage(id=self.id, role="assistant", content=parts, status=status)
+
+    def begin(self) -> list[StreamEvent]:
+        return [schemas.PartEvent(type="response.content_part.added", part=self._part(), **self._where)]
+
+    def end(self) -> list[StreamEvent]:
+        scores = self._scores([*self._logprobs])
         return [
-            _event(
-                "function_call_arguments.done",
-                self.id,
-                self.place,
-                name=call.name,
-                arguments=call.arguments,
-            )
+            schemas.TextDoneEvent(type=self._done, text=self.text, **scores, **self._where),
+            schemas.PartEvent(type="response.content_part.done", part=self._part(), **self._where),
         ]
 
+    def _part(self) -> schemas.OutputText | schemas.ReasoningText:
+        if self._is_reasoning:
+            return schemas.ReasoningText(text=self.text)
+        return schemas.OutputText(text=self.text, annotations=[], logprobs=[*self._logprobs])
 
-def _event(kind: str, item_id: str, place: int, **fields: Any) -> Event:
-    return {"type": f"response.{kind}", "item_id": item_id, "output_index": place, **fields}
+    def _scores(self, logprobs: list[ChatToken]) -> dict[str, Any]:
+        return {} if self._is_reasoning else {"logprobs": logprobs}
+
+
+class CallItem(Item):
+    """A call of a function."""
+
+    def __init__(self, item_id: str, place: int, call_id: str, name: str) -> None:
+        super().__init__(item_id, place)
+        self._call_id, self._name = call_id, name
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self._call_id, self._name, self.text)
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> StreamEvent:
+        self._pieces.append(text)
+        return schemas.ArgumentsEvent(delta=text, **self._where)
+
+    def whole(self, status: Status) -> Output:
+        call = self.call
+        return schemas.OutputCall(
+            id=self.id, call_id=call.id, name=call.name, arguments=call.arguments, status=status
+        )
+
+    def end(self) -> list[StreamEvent]:
+        return [schemas.ArgumentsDoneEvent(name=self._name, arguments=self.text, **self._where)]

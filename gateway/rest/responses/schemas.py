@@ -1,4 +1,4 @@
-"""Bodies of `/v1/responses` as OpenAI's clients send them."""
+"""Bodies of `/v1/responses` as OpenAI's clients send them, and its answers and the events of its streams."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from gateway.grammars import JsonSchema
+from gateway.rest.answers import CachedTokens, CarrelUsage, ChatToken
 from gateway.rest.fields import FunctionName, Hidden, OneByOne, Refused, Texts, refused, within
-from gateway.rest.schemas import AnswerBody, Body
+from gateway.rest.schemas import AnswerBody, Body, Sampling, Tagged
 from gateway.tool_calls.checks import MAX_TOOLS
 
 
@@ -98,9 +99,6 @@ class ResponsesBody(AnswerBody):
         bool | None, Field(description="keep it, so that others go on from it; true by default")
     ] = None
     max_output_tokens: Annotated[int, within("max_tokens")] | None = None
-    temperature: Annotated[float, within("temperature")] | None = None
-    top_p: Annotated[float, within("top_p")] | None = None
-    stream: bool | None = None
     include: Texts | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
     text: TextOptions | None = None
@@ -116,44 +114,51 @@ class ResponsesBody(AnswerBody):
     prompt_cache_options: CacheOptions | None = None
 
 
-class OutputText(Body):
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Tagged):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any]
-    logprobs: list[dict[str, Any]]
+    logprobs: list[ChatToken]
 
 
-class OutputMessage(Body):
+class OutputMessage(Tagged):
     type: Literal["message"] = "message"
     id: str
-    role: Literal["assistant"] = "assistant"
-    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"]
+    status: Status
     content: list[OutputText]
 
 
-class OutputThought(Body):
+class ReasoningText(Tagged):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputThought(Tagged):
     type: Literal["reasoning"] = "reasoning"
     id: str
     summary: list[Any]
-    content: list[Any]
-    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[ReasoningText]
+    status: Status
 
 
-class OutputCall(Body):
+class OutputCall(Tagged):
     type: Literal["function_call"] = "function_call"
     id: str
     call_id: str
     name: str
     arguments: str
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: Status
 
 
-class CachedTokens(Body):
-    cached_tokens: int
+Output = OutputMessage | OutputThought | OutputCall
 
 
 class ReasoningTokens(Body):
-    reasoning_tokens: int = 0
+    reasoning_tokens: int
 
 
 class ResponseUsage(Body):
@@ -162,31 +167,29 @@ class ResponseUsage(Body):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
-    carrel: Annotated[dict[str, Any] | None, Field(description="as of a chat's usage")] = None
+    carrel: Annotated[CarrelUsage | None, Field(description="as of a chat's usage")] = None
 
 
-class ResponseAnswer(Body):
+class ResponseAnswer(Sampling):
     id: str
-    object: Literal["response"] = "response"
+    object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: Status
     error: None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputThought | OutputCall]
+    output: list[Output]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: dict[str, None]
     store: bool
-    temperature: float | None
     text: TextOptions
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
     tools: list[Any]
     top_logprobs: int | None
-    top_p: float | None
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     user: str | None
@@ -196,3 +199,77 @@ class ResponseDroppedAnswer(Body):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class StreamEvent(Tagged):
+    """An event of a stream. Each is numbered as it is sent."""
+
+    sequence_number: int = 0
+
+
+class ResponseEvent(StreamEvent):
+    type: Literal["response.created", "response.in_progress", "response.completed", "response.incomplete"]
+    response: ResponseAnswer
+
+
+class ItemEvent(StreamEvent):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: Output
+
+
+class PieceEvent(StreamEvent):
+    """An event within an item of the output."""
+
+    item_id: str
+    output_index: int
+
+
+class PartEvent(PieceEvent):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class TextEvent(PieceEvent):
+    type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+    logprobs: Annotated[list[ChatToken] | None, Field(description="of the answer's text")] = None
+
+
+class TextDoneEvent(PieceEvent):
+    type: Literal["response.output_text.done", "response.reasoning_text.done"]
+    content_index: int
+    text: str
+    logprobs: Annotated[list[ChatToken] | None, Field(description="of the answer's text")] = None
+
+
+class ArgumentsEvent(PieceEvent):
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+    delta: str
+
+
+class ArgumentsDoneEvent(PieceEvent):
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    name: str
+    arguments: str
+
+
+class ErrorEvent(StreamEvent):
+    type: Literal["error"] = "error"
+    code: str
+    message: str
+    param: str | None
+
+
+EVENTS: tuple[type[StreamEvent], ...] = (
+    ResponseEvent,
+    ItemEvent,
+    PartEvent,
+    TextEvent,
+    TextDoneEvent,
+    ArgumentsEvent,
+    ArgumentsDoneEvent,
+    ErrorEvent,
+)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
 from typing import Any
-
-from starlette.responses import Response
 
 from gateway.errors import ServiceError
 from gateway.exchange import (
@@ -20,154 +17,148 @@ from gateway.exchange import (
     ToolCallDelta,
     Usage,
 )
-from gateway.rest.answer import Answer, usage_answer
-from gateway.rest.errors import error_body, internal_error_body
-from gateway.rest.responses.items import CallItem, Item, MessageItem, ReasoningItem
-from gateway.rest.responses.schemas import ResponseAnswer
-from gateway.rest.sse import named_frame
+from gateway.rest.answer import Answer, ReplyWriter, usage_answer
+from gateway.rest.answers import CachedTokens
+from gateway.rest.errors import error_body
+from gateway.rest.reply import named_frame
+from gateway.rest.responses import schemas
+from gateway.rest.responses.items import CallItem, Item, TextItem
+from gateway.rest.responses.schemas import ResponseAnswer, Status, StreamEvent
 
 
-class ResponseWriter:
-    """A `ReplyWriter` of one request."""
+class ResponseWriter(ReplyWriter):
+    """A response, or its items as they grow."""
 
-    end = b""
-
-    def __init__(self, head: dict[str, Any], done: Callable[[dict[str, Any], Message], None]) -> None:
-        """head: what of the object is known before. done: is given the whole object, and the answer as a message,
-        before the client is."""
-        self._head = head
+    def __init__(self, begun: ResponseAnswer, done: Callable[[ResponseAnswer, Message], None]) -> None:
+        """begun: the answer before it has any output. done: is given the whole answer, also as a message, before the
+        client is."""
+        self._begun = begun
         self._done = done
-        self._numbers = count()
+        self._num_events = 0
         self._is_begun = False
         self._items: list[Item] = []
-        # of the item that grows, the last; and a call's place
+        # what the last item, which grows, holds: reasoning, text, or a call by its place; None: none grows
         self._open: str | int | None = None
-        self._finish_reason: str | None = None
+        self._status: Status = "completed"
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[CallItem] = []
 
     def whole(self, answer: Answer) -> ResponseAnswer:
         choice = answer.choices[0]
+        events: list[Event] = []
         if choice.reasoning:
-            self._events(ReasoningDelta(0, "".join(choice.reasoning)))
+            events.append(ReasoningDelta(0, "".join(choice.reasoning)))
         if choice.text or choice.logprobs:
-            self._events(TextDelta(0, choice.text, tuple(choice.logprobs)))
+            events.append(TextDelta(0, choice.text, tuple(choice.logprobs)))
         for place, call in enumerate(choice.calls):
-            self._events(ToolCallDelta(0, place, call.id, call.name, call.arguments))
-        self._events(ChoiceFinished(0, choice.finish_reason or "length"))
-        return ResponseAnswer(**self._finish(answer.usage))
-
-    def unfinished(self, answer: Answer, error: ServiceError) -> Response:
-        raise error
+            events.append(ToolCallDelta(0, place, call.id, call.name, call.arguments))
+        for event in (*events, ChoiceFinished(0, choice.finish_reason or "length")):
+            # the items grow by the way
+            list(self._events(event))
+        return self._finish(answer.usage)
 
     async def frames(self, event: Event) -> bytes:
         return b"".join(map(self._frame, self._events(event)))
 
     def failed(self, error: ServiceError | None) -> bytes:
-        told = (internal_error_body() if error is None else error_body(error)).error
-        return self._frame(
-            {"type": "error", "code": str(told.code), "message": told.message, "param": told.param}
-        )
+        told = error_body(error).error
+        return self._frame(schemas.ErrorEvent(code=str(told.code), message=told.message, param=told.param))
 
-    def _frame(self, event: dict[str, Any]) -> bytes:
-        return named_frame({**event, "sequence_number": next(self._numbers)})
+    def _frame(self, event: StreamEvent) -> bytes:
+        event.sequence_number = self._num_events
+        self._num_events += 1
+        return named_frame(event)
 
-    def _events(self, event: Event) -> list[dict[str, Any]]:
+    def _events(self, event: Event) -> Iterator[StreamEvent]:
         match event:
             case Prefilling():
-                return self._begin()
+                yield from self._begin()
             case ReasoningDelta(text=text):
                 self._thoughts.append(text)
-                thought, begun = self._item("thought", ReasoningItem)
-                return [*begun, thought.add(text)]
+                if self._open != "reasoning":
+                    yield from self._begin_item("reasoning", TextItem(*self._next_item, True))
+                yield self._items[-1].add(text)
             case TextDelta(text=text, logprobs=logprobs) if text or logprobs:
                 self._text.append(text)
-                message, begun = self._item("text", MessageItem)
-                return [*begun, message.add(text, logprobs)]
+                if self._open != "text":
+                    yield from self._begin_item("text", TextItem(*self._next_item, False))
+                yield self._items[-1].add(text, logprobs)
             case ToolCallDelta(place=place, arguments=arguments):
-                call, begun = self._item(
-                    place, lambda item_id, at: CallItem(item_id, at, event.id, event.name)
-                )
-                if call not in self._calls:
-                    self._calls.append(call)
-                return [*begun, *([call.add(arguments)] if arguments else [])]
+                if self._open != place:
+                    self._calls.append(CallItem(*self._next_item, event.id, event.name))
+                    yield from self._begin_item(place, self._calls[-1])
+                if arguments:
+                    yield self._items[-1].add(arguments)
             case ChoiceFinished(finish_reason=reason):
-                self._finish_reason = reason
-                begun = [] if self._items else self._item("text", MessageItem)[1]
-                return [*self._begin(), *begun, *self._end_item()]
+                self._status = "incomplete" if reason == "length" else "completed"
+                if not self._items:
+                    yield from self._begin_item("text", TextItem(*self._next_item, False))
+                yield from self._end_item(self._status)
             case Completed(usage=usage):
-                response = self._finish(usage)
-                return [{"type": f"response.{response['status']}", "response": response}]
+                yield self._told(self._status, self._finish(usage))
             case TextDelta():
-                return self._begin()
+                yield from self._begin()
 
-    def _begin(self) -> list[dict[str, Any]]:
-        if self._is_begun:
-            return []
-        self._is_begun = True
-        response = self._object("in_progress", [], None)
-        return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
-
-    def _item(self, what: str | int, make: Callable[[str, int], Any]) -> tuple[Any, list[dict[str, Any]]]:
-        """The item that grows, a new one where another did; and the events of that."""
-        if self._open == what:
-            return self._items[-1], []
-        ended = self._end_item()
-        place = len(self._items)
-        item = make(f"item_{place}_{self._head['id'].removeprefix('resp_')}", place)
-        self._items.append(item)
-        self._open = what
-        added = {
-            "type": "response.output_item.added",
-            "output_index": place,
-            "item": item.whole("in_progress"),
-        }
-        return item, [*self._begin(), *ended, added, *item.begin()]
-
-    def _end_item(self) -> list[dict[str, Any]]:
-        if self._open is None:
-            return []
-        item, self._open, status = self._items[-1], None, self._status
-        done = {
-            "type": "response.output_item.done",
-            "output_index": item.place,
-            "item": item.whole(status),
-        }
-        return [*item.end(status), done]
+    def _begin(self) -> Iterator[StreamEvent]:
+        if not self._is_begun:
+            self._is_begun = True
+            yield self._told("created", self._begun)
+            yield self._told("in_progress", self._begun)
 
     @property
-    def _status(self) -> str:
-        return "incomplete" if self._finish_reason == "length" else "completed"
+    def _next_item(self) -> tuple[str, int]:
+        """The id and the place of the next item."""
+        place = len(self._items)
+        return f"item_{place}_{self._begun.id.removeprefix('resp_')}", place
 
-    def _finish(self, usage: Usage | None) -> dict[str, Any]:
+    def _begin_item(self, what: str | int, item: Item) -> Iterator[StreamEvent]:
+        yield from self._begin()
+        yield from self._end_item("completed")
+        self._items.append(item)
+        self._open = what
+        yield schemas.ItemEvent(
+            type="response.output_item.added", output_index=item.place, item=item.whole("in_progress")
+        )
+        yield from item.begin()
+
+    def _end_item(self, status: Status) -> Iterator[StreamEvent]:
+        if self._open is not None:
+            self._open, item = None, self._items[-1]
+            yield from item.end()
+            yield schemas.ItemEvent(
+                type="response.output_item.done", output_index=item.place, item=item.whole(status)
+            )
+
+    def _told(self, what: str, response: ResponseAnswer) -> StreamEvent:
+        kind: Any = f"response.{what}"
+        return schemas.ResponseEvent(type=kind, response=response)
+
+    def _finish(self, usage: Usage | None) -> ResponseAnswer:
         last = len(self._items) - 1
-        output = [item.whole(self._status if item.place == last else "completed") for item in self._items]
-        response = self._object(self._status, output, usage)
+        changes = {
+            "status": self._status,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "output": [
+                item.whole(self._status if item.place == last else "completed") for item in self._items
+            ],
+            "usage": None if usage is None else _usage(usage),
+        }
+        response = self._begun.model_copy(update=changes)
         calls = tuple(item.call for item in self._calls)
         thoughts = "".join(self._thoughts) or None
         self._done(response, Message("assistant", "".join(self._text), calls, reasoning=thoughts))
         return response
 
-    def _object(self, status: str, output: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
-        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return {
-            **self._head,
-            "status": status,
-            "incomplete_details": details,
-            "output": output,
-            "usage": None if usage is None else _usage(usage),
-        }
 
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    ours = usage_answer(usage).carrel
-    carrel = {} if ours is None else {"carrel": ours.model_dump()}
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.total_tokens,
-        **carrel,
-    }
+def _usage(usage: Usage) -> schemas.ResponseUsage:
+    told = schemas.ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=CachedTokens(cached_tokens=usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=schemas.ReasoningTokens(reasoning_tokens=0),
+        total_tokens=usage.total_tokens,
+    )
+    if (ours := usage_answer(usage).carrel) is not None:
+        told.carrel = ours
+    return told

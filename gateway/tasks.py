@@ -1,19 +1,34 @@
-"""Events taken before they are asked for: who makes them need not wait for who reads them."""
+"""Tasks that several callers share, or that work ahead of their reader."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Joined(Generic[T]):
+    """An asynchronous function of no arguments that runs once at a time: a call during a run gets the run's result."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._ask = ask
+        self._running: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        """The result. Raises what the function raises."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._ask())
+        # one that leaves does not end it for the others
+        return await asyncio.shield(self._running)
 
 
 async def read_ahead(
     events: AsyncGenerator[T, None], limit: int, guard: AbstractContextManager[None]
 ) -> AsyncGenerator[T, None]:
-    """What `events` bring, in order, with their error at the end; up to `limit` of them wait here to be read.
+    """Yield `events` in order, with their error at the end; up to `limit` of them wait here to be read.
 
     `events` begin when this does. They are closed when they have ended, however much is still to be read, or when this
     is closed. guard: entered by the task that iterates `events`; its error takes the place of theirs.

@@ -1,13 +1,15 @@
-"""One run for all who ask meanwhile."""
+"""Tasks that several callers share, and events that are taken before they are asked for."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 
 import pytest
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
-from gateway.joined import Joined
+from gateway.tasks import Joined, read_ahead
 
 
 async def test_calls_during_a_run_share_it_and_later_ones_do_not() -> None:
@@ -47,3 +49,26 @@ async def test_a_failed_run_is_told_to_all_and_asked_again() -> None:
         with pytest.raises(ValueError, match="broken"):
             each.result()
     assert await joined() == 5
+
+
+class Panic(BaseException):
+    """As a library in Rust raises."""
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(ValueError("inner"), ValueError), (Panic("inner"), RuntimeError)]
+)
+async def test_what_ends_the_events_ends_the_reader(error: BaseException, raised: type[Exception]) -> None:
+    async def events() -> AsyncGenerator[int, None]:
+        yield 1
+        raise error
+
+    read = []
+
+    async def read_all() -> None:
+        async for event in read_ahead(events(), 8, nullcontext()):
+            read.append(event)
+
+    with pytest.raises(raised, match="inner"):
+        await asyncio.wait_for(read_all(), PATIENCE)
+    assert read == [1]
