@@ -78,7 +78,7 @@ def answer_with(calibration: Path, policies: list[str]) -> tuple[str, ...]:
             calibration=str(calibration),
             policy_options=("chelsea+outliers:share=0.1",),
         )
-        engine = build_engine(config, lambda *progress: None)
+        engine = build_engine(config, lambda *progress: None).engine
         try:
             for policy in policies:
                 prompt = tuple(6 + place % 500 for place in range(400))
