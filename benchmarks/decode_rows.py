@@ -1,4 +1,4 @@
-"""What decode steps of several rivals took, side by side: throughputs and their ratios, a table, charts."""
+"""Decode times of several rivals, side by side: throughputs and their ratios, a table, charts."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _json(options: argparse.Namespace, name: str) -> Path:
 
 
 def _ask(options: argparse.Namespace, load: Load) -> bool:
-    """Whether the load was answered."""
+    """Run the load, and return whether it was answered."""
     command = [sys.executable, "-m", "carrel", "bench", "serve", *load.arguments]
     command += ["--url", f"http://127.0.0.1:{options.port}", "--json", str(_json(options, load.name))]
     command += ["--commit", options.commit] if options.commit else []

@@ -1,4 +1,4 @@
-"""What a report of a problem should say of the machine and the installation, and nothing that is secret."""
+"""Facts about the machine and the installation that a bug report needs, without secrets."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ def describe(config: str | None, environment: Mapping[str, str]) -> Description:
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that matter here, with what may be secret masked: by a variable's name, or within a URL. What
-    `carrel serve` reads is told among the options."""
+    """Return the relevant variables, with secrets masked: by a variable's name, or within a URL.
+
+    Variables that `carrel serve` reads are shown as its options.
+    """
     return {
         name: MASKED if _SECRET.search(name) else _LOGIN_IN_URL.sub(f"//{MASKED}@", text)
         for name, text in sorted(environment.items())
@@ -121,7 +123,7 @@ def _limit(kind: int) -> str:
 
 
 def _options(config: str | None) -> dict[str, str]:
-    """Of `carrel serve`, those that differ from their defaults, and where they were given; secrets masked."""
+    """Return the options of `carrel serve` that are not the defaults, and where they were given; secrets masked."""
     try:
         resolved: Resolved[ServeOptions] = read(ServeOptions, {"config": config} if config else {})
     except OptionError as error:

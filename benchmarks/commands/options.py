@@ -47,7 +47,7 @@ def workload(text: str) -> Workload:
 
 
 def workloads_of(options: argparse.Namespace) -> list[Workload]:
-    """Those that were named, or the shape's own."""
+    """Return the workloads that were named, or the shape's own."""
     named: list[Workload] | None = options.workloads
     return named or [workload(word) for word in DEFAULT_WORKLOADS[options.model_shape].split()]
 

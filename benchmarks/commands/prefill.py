@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cases_of(spec: RivalSpec, asked: Sequence[PrefillCase]) -> list[PrefillCase]:
-    """What was asked, or its dense counterpart, once each."""
+    """Return the requested cases, or their dense counterparts, once each."""
     if spec.has_policies:
         return list(dict.fromkeys(asked))
     return list(dict.fromkeys(replace(case, policy="full", budget_tokens=None) for case in asked))

@@ -225,7 +225,7 @@ def _tokens_or_dash(count: int) -> str:
 
 
 def _piece_notes(name: str, row: ClassRow) -> Iterable[str]:
-    """Of a server that sends several tokens in a piece, or none for a token without text."""
+    """Note that a server sends several tokens in a piece, or no piece for a token without text."""
     num_tokens = round(row.output_tokens_per_s * row.duration_s)
     if row.num_pieces is not None and row.num_pieces < LEAST_PIECES * num_tokens:
         yield (

@@ -140,7 +140,7 @@ def _of(row: SiegeRow, is_besieged: bool) -> str:
 
 
 def notes(row: SiegeRow) -> Iterable[str]:
-    """What the others got, and what was left."""
+    """Describe the answers that the attackers got, and what was left open."""
     if (other := row.repulse) is not None:
         told = ", ".join(f"{count} {status}" for status, count in other.statuses.items())
         yield f"{sum(other.statuses.values())} random bodies: {told}"

@@ -157,7 +157,7 @@ async def _run(options: argparse.Namespace) -> tuple[SoakRow, dict[str, Any]]:
             return found | (server.gauges() if server is not None else {})
 
         def keep(row: SoakRow) -> None:
-            """What ends this run early leaves what was seen so far."""
+            """Write the outcome so far, so that a run that ends early leaves it."""
             finish(options, device(), served, (row,))
             progress.tell(
                 f"{row.ran_s / 60:.0f} min: {row.num_answered} answered, {row.num_ended} ended by a fault"
@@ -183,7 +183,7 @@ def worker_gauges(metrics: str) -> dict[str, float]:
 
 
 def notes(row: SoakRow) -> Iterable[str]:
-    """What was asked, and what came of it."""
+    """Describe the questions, and their outcomes."""
     yield (
         f"{row.num_streams} streams, {row.seconds / 60:g} minutes, {row.num_questions} questions: {row.num_answered} "
         f"answered, {row.num_aborted} aborted, {row.num_failed} failed, {row.num_differing} answered otherwise than "

@@ -67,11 +67,11 @@ class LoadClient:
         return str((await self._json("GET", "/v1/models"))["data"][0]["id"])
 
     async def about(self) -> dict[str, Any]:
-        """What the server says of its version."""
+        """Return the server's version."""
         return await self._json("GET", "/version") if self._is_carrel else {}
 
     async def prompt(self, count: int, seed: str) -> list[int] | str:
-        """Of `count` tokens; text of as many words where the server makes no token ids."""
+        """Make a prompt of `count` tokens; text of as many words where the server makes no token ids."""
         if self._is_carrel:
             return await self.token_ids(count, seed)
         return " ".join(Random(seed).choices(WORDS, k=count))
@@ -129,14 +129,14 @@ class LoadClient:
             raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
 
     async def is_ready(self, patience_s: float = 2.0) -> bool:
-        """Whether the server says that it would answer."""
+        """Return whether the server reports that it is ready."""
         try:
             return (await self._client.get("/ready", timeout=patience_s)).is_success
         except httpx.HTTPError:
             return False
 
     async def text(self, path: str) -> str:
-        """What a page says. Raises BenchmarkError."""
+        """Return the text of a page. Raises BenchmarkError."""
         return (await self._ask("GET", path)).text
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

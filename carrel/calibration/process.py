@@ -22,7 +22,7 @@ def calibrate(
     environment: Mapping[str, str],
     notes: Console,
 ) -> list[str]:
-    """What the process says that it found. Main thread only.
+    """Run the calibrating process and return its lines. Main thread only.
 
     flags: of `python -m gpu_worker.calibration`; those that are None are left out. SIGTERM ends it as Ctrl-C does.
     Raises ChildError with the process's own words.

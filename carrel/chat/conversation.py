@@ -18,7 +18,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What every request of a conversation carries. None leaves the choice to the server."""
+    """Options that every request of a conversation carries. None leaves the choice to the server."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -43,7 +43,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the answer cost. The fields from `policy` on are Carrel's own; another server sends none."""
+    """Usage that the server reports with an answer. Only Carrel sends the fields from `policy` on."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

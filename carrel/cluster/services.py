@@ -1,4 +1,4 @@
-"""What one replica runs beside itself on its node: a store actor and a worker process."""
+"""Processes that a replica starts on its node: a store actor and a worker process."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def budget_name(budget: float | None) -> str:
 
 
 def is_tokens(budget: float) -> bool:
-    """Whether a budget is a number of tokens; else it is a share."""
+    """Return whether a budget is a number of tokens; else it is a share."""
     return budget > 1
 
 
@@ -134,5 +134,5 @@ class Order:
                     yield Stage(is_measured, tuple((cell, index) for index in asked for cell in cells))
 
     def measures(self, index: int) -> bool:
-        """Whether a document is measured."""
+        """Return whether a document is measured."""
         return self.num_measured is None or index < self.num_measured

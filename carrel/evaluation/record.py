@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Source:
-    """What every outcome of a report depends on: reports of different sources cannot be continued or merged.
+    """Conditions that every outcome of a report depends on: reports of different sources cannot be continued or merged.
 
     is_measured: whether attention mass and recall rate are measured, be it for some documents only. index_device: None
     where it was not said. calibration_sha256: of the worker's calibration file, where it was given one. is_chat: asked
@@ -174,11 +174,11 @@ class Report:
         return [cell for cell, outcomes in self._outcomes.items() if outcomes]
 
     def results(self) -> list[CellResult]:
-        """Of these cells."""
+        """Return the results of all cells."""
         return [self.result(cell) for cell in self.cells()]
 
     def result(self, cell: Cell) -> CellResult:
-        """Of a cell that has an outcome."""
+        """Return the result of a cell that has an outcome."""
         return summarize(cell, self.outcomes(cell), self.source.is_measured)
 
     def difference(self, cell: Cell, other: Cell) -> Mean | None:
@@ -256,7 +256,7 @@ def _row(outcome: Outcome) -> list[Any]:
 
 
 def _mean(values: Iterable[float | None]) -> Any:
-    """Of those that are known; None where none is."""
+    """Return the mean of the known values; None where no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -23,7 +23,7 @@ def normalize(answer: str) -> str:
 
 
 def exact_match(prediction: str, answer: str) -> bool:
-    """Whether the whole prediction is the answer, surrounding white space and a final full stop aside."""
+    """Return whether the whole prediction is the answer, ignoring outer white space and a final full stop."""
     return normalize(prediction) == normalize(answer)
 
 
@@ -70,13 +70,13 @@ def contained(prediction: str, answers: Sequence[str]) -> float:
 
 
 def first_integer(prediction: str, answers: Sequence[str]) -> float:
-    """Whether the first whole number of the prediction is an answer."""
+    """Score 1 if the first whole number of the prediction is an answer, else 0."""
     found = re.search(r"\d+", prediction)
     return float(found is not None and found[0] in answers)
 
 
 def first_number(prediction: str, answers: Sequence[str]) -> float:
-    """Whether the first number of the prediction, which may have decimals, equals an answer."""
+    """Score 1 if the first number of the prediction, which may have decimals, equals an answer, else 0."""
     found = re.search(r"-?\d+(?:\.\d+)?", prediction)
     return float(found is not None and float(found[0]) in map(float, answers))
 

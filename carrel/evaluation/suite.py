@@ -31,7 +31,7 @@ class Library:
     texts: Path | None = None
 
     def files(self) -> list[Path]:
-        """What the haystacks are of. Raises EvaluationError."""
+        """Return the text files that haystacks are made of. Raises EvaluationError."""
         if self.texts is not None:
             return text_files(self.texts)
         try:
@@ -50,7 +50,10 @@ class Suite:
         self._is_chat = is_chat
 
     def question(self, task: str, length: int, index: int) -> Question:
-        """Of at most `length` tokens, its answer included. Raises EvaluationError where none can be made."""
+        """Make a question of at most `length` tokens, its answer included.
+
+        Raises EvaluationError where none can be made.
+        """
         source = self.facts if task in FACT_TASKS else self._texts
         return source.question(task, length, index)
 

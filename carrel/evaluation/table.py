@@ -64,7 +64,7 @@ TARGETS = (Target("oracle", "full", 0.03), Target("pqcache", "oracle", 0.05))
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a target was met on one task and length; `loss` is negative where the policy did better."""
+    """Comparison of a policy with its target on one task and length; `loss` is negative where the policy did better."""
 
     target: Target
     task: str
@@ -130,13 +130,15 @@ def _rows(results: Sequence[CellResult]) -> list[list[str]]:
 
 
 def _asked(result: CellResult) -> tuple[str, int, str]:
-    """What a result is compared with `full` on."""
+    """Return the key by which a result is compared with `full`."""
     return result.cell.task, result.cell.length, result.cell.protocol
 
 
 def _recalls(result: CellResult) -> bool:
-    """Whether it attended rows from the store. Older reports do not tell apart rows that were there for measuring
-    only."""
+    """Return whether it attended rows from the store.
+
+    Older reports also count rows that were stored only to be measured.
+    """
     return bool(result.offloaded_tokens if result.host_bytes is None else result.host_bytes)
 
 

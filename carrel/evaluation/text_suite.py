@@ -57,7 +57,7 @@ class TextSuite:
         )
 
     def _framed(self, text: Text) -> tuple[str, str]:
-        """What is prefilled under P2, and what follows: plain, or the parts of a chat's prompt."""
+        """Return the part that P2 prefills, and the part that follows: plain, or the parts of a chat's prompt."""
         if not self._is_chat:
             return text.context, text.question
         try:

@@ -105,7 +105,7 @@ def gone_field(name: str) -> str:
 
 
 def is_on(text: str) -> bool:
-    """Whether the text of a switch turns it on."""
+    """Return whether the text of a switch turns it on."""
     return text.strip().lower() in ("1", "true", "t", "yes", "y", "on")
 
 

@@ -1,4 +1,4 @@
-"""What a process tells its supervisor, or a person, while it starts and runs; and how a supervisor reads it."""
+"""Events that a process reports to its supervisor, or a person, while it starts and runs; and their reader."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LogFormat = Literal["auto", "json", "text"]
 
 
 def is_json(log_format: LogFormat, stream: TextIO | None = None) -> bool:
-    """Whether lines are JSON: auto is text on a terminal. stream: stderr, unless given."""
+    """Return whether lines are JSON: auto is text on a terminal. stream: stderr, unless given."""
     return log_format == "json" or (log_format == "auto" and not (stream or sys.stderr).isatty())
 
 

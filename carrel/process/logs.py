@@ -1,4 +1,4 @@
-"""What a process logs: to stderr, a line each."""
+"""Logging of a process: to stderr, one line a record."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def share_stderr() -> int:
 
 
 def stderr_of(pid: int) -> TextIO | None:
-    """Of a process that shares it, for lines that end with a newline; None where that cannot be."""
+    """Open the stderr of a process that shares it, for whole lines; None where that is not possible."""
     try:
         return open(f"/proc/{pid}/fd/2", "a", buffering=1, encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether a line can be written without waiting for whoever reads it."""
+"""A check that a line can be written without waiting for its reader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TextIO
 
 
 def has_room(stream: TextIO) -> bool:
-    """Whether a line of less than 4 KiB goes out at once. False where a pipe is full: its reader hangs, and must not
-    hold up this process too. A closed pipe has room: writing to it tells."""
+    """Return whether a line of less than 4 KiB can be written at once.
+
+    False where a pipe is full: its reader hangs, and must not hold up this process too. True for a closed pipe, so
+    that writing to it raises.
+    """
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)

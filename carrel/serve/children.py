@@ -68,7 +68,7 @@ class Endpoints:
         return f"{scheme}://localhost" if self.uds else f"{scheme}://{reachable_host(self.host)}:{self.port}"
 
     def client(self, timeout_s: float) -> httpx.Client:
-        """Of the gateway, which is our own child: no proxy is on the way, and its certificate is for other names."""
+        """Return a client for the gateway, our own child: no proxy, and its certificate is for other names."""
         way = httpx.HTTPTransport(uds=None if self.uds is None else str(self.uds), verify=False)
         return httpx.Client(base_url=self.url, transport=way, trust_env=False, timeout=timeout_s)
 

@@ -53,7 +53,7 @@ def _follow(child: Child, inbox: SimpleQueue[Message], notes: Console) -> list[s
 
 
 def _messages(child: Child, inbox: SimpleQueue[Message]) -> Iterator[Message]:
-    """What comes in until the child has ended."""
+    """Yield the messages that arrive until the child has ended."""
     while child.exit_code() is None:
         with suppress(Empty):
             yield inbox.get(timeout=POLL_S)

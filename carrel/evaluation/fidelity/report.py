@@ -1,4 +1,4 @@
-"""What was measured of every passage, and its means by length, policy and budget."""
+"""A report of every measured passage, and the means by length, policy and budget."""
 
 from __future__ import annotations
 

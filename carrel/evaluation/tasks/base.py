@@ -1,4 +1,4 @@
-"""What a task writes: a text, the questions about it, and the answers that are wanted."""
+"""Records that a task writes: a text, the questions about it, and the expected answers."""
 
 from __future__ import annotations
 
