@@ -19,7 +19,7 @@ import psutil
 from benchmarks.children import wait_or_kill
 from benchmarks.errors import BenchmarkError
 from carrel.process.version import CHECKOUT
-from carrel.serve.ports import held_port
+from carrel.serve.endpoints import held_port
 
 START_S = 60.0
 STOP_S = 10.0

@@ -14,12 +14,12 @@ from carrel.process.log_lines import is_json
 from carrel.process.settings import ignored_variables, read
 from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
-from carrel.serve.checks import run_checks
-from carrel.serve.children import Endpoints, check_specs, child_environment, child_specs
+from carrel.serve.children import check_specs, child_environment, child_specs
 from carrel.serve.display import Display
+from carrel.serve.endpoints import Endpoints, held_port
 from carrel.serve.model import check_hub_model, find_model
+from carrel.serve.one_shot import run_checks
 from carrel.serve.options import ServeOptions
-from carrel.serve.ports import held_port
 from carrel.serve.restarts import RestartPolicy
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.supervisor import Supervisor

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from carrel.serve.children import Endpoints
+from carrel.serve.endpoints import Endpoints
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 

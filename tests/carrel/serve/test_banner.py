@@ -13,7 +13,7 @@ from rich.console import Console
 
 from carrel.process.settings import resolve
 from carrel.serve.banner import Facts, banner, curl, gather_facts, ready_lines
-from carrel.serve.children import Endpoints
+from carrel.serve.endpoints import Endpoints
 from carrel.serve.options import ServeOptions
 from gpu_worker.v1 import gpu_worker_pb2
 from kv_store.v1 import kv_store_pb2

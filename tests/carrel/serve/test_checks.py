@@ -11,8 +11,8 @@ import pytest
 
 from carrel.cli import main
 from carrel.process.options import OptionError
-from carrel.serve.checks import run_checks
 from carrel.serve.model import BUNDLED
+from carrel.serve.one_shot import run_checks
 from carrel.serve.process import ChildSpec
 from carrel.serve.supervisor import Supervisor
 
