@@ -10,6 +10,7 @@ from statistics import fmean, median, quantiles
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from carrel.evaluation.about import write_whole
+from carrel.tables import interval
 
 R = TypeVar("R")
 
@@ -27,6 +28,9 @@ class Spread:
     low: float
     high: float
     n: int
+
+    def text(self, digits: int) -> str:
+        return interval(self.median, self.low, self.high, digits)
 
     @classmethod
     def of(cls, samples: Iterable[float]) -> Spread:

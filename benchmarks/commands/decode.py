@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from benchmarks import tables
 from benchmarks.commands.options import (
     Workload,
     add_memory_limit,
@@ -31,6 +30,7 @@ from benchmarks.figures import DecodeCase, revive
 from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
+from carrel import tables
 from gpu_worker.row_format import row_format
 
 # activations, logits and the allocator's rounding

@@ -8,15 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, finish
 from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow, measure, running_gateway
 from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
+from carrel import tables
 from carrel.process.command_line import at_least
 from carrel.process.version import CHECKOUT
 from carrel.serve.model import BUNDLED
+from carrel.tables import Column
 
 TEXT = CHECKOUT / "examples" / "documents" / "voyage-of-the-beagle.txt"
 SHORT_WORDS = 16

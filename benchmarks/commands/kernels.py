@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import (
     add_model,
     add_output,
@@ -20,17 +19,18 @@ from benchmarks.kernels.base import Ceilings, KernelRow, Setting, copy_ceilings,
 from benchmarks.kernels.cases import OPS, cases_of
 from benchmarks.progress import RunProgress
 from benchmarks.shapes import SHAPES
-from benchmarks.tables import Column
+from carrel import tables
+from carrel.tables import Column
 
 COLUMNS: tuple[Column[KernelRow], ...] = (
     Column("kernel", lambda row: row.op, False),
     Column("size", lambda row: row.label, False),
     Column("MiB", lambda row: f"{row.num_bytes / 2**20:.2f}"),
-    Column("us", lambda row: tables.spread(row.us, 1)),
+    Column("us", lambda row: row.us.text(1)),
     Column("TB/s", lambda row: f"{row.tb_per_s:.2f}"),
     Column("of a copy's", lambda row: f"{row.ceiling_share:.2f}"),
     Column("rival", lambda row: row.rival or "-", False),
-    Column("its us", lambda row: tables.spread(row.rival_us, 1)),
+    Column("its us", lambda row: row.rival_us.text(1) if row.rival_us else "-"),
     Column("x faster", lambda row: tables.number(row.rival_ratio, 2)),
     Column("error", lambda row: "-" if row.error is None else f"{row.error:.1e}"),
 )

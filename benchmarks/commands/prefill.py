@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import (
     add_memory_limit,
     add_model,
@@ -24,7 +23,8 @@ from benchmarks.figures import PrefillCase, PrefillFigures, revive
 from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
 from benchmarks.shapes import SHAPES
-from benchmarks.tables import Column
+from carrel import tables
+from carrel.tables import Column
 
 DEFAULT_CONTEXTS = {
     "llama-3.1-8b": [8192, 32768, 131072],
@@ -55,10 +55,13 @@ COLUMNS: tuple[Column[PrefillRow], ...] = (
     Column("policy", lambda row: row.case.policy, False),
     Column("budget", lambda row: str(row.case.budget_tokens or "-")),
     Column("limit, GiB", lambda row: tables.gib(row.case.gpu_memory_limit)),
-    Column("first token, ms", lambda row: tables.spread(row.figures.ttft_ms, 1) if row.figures else "-"),
+    Column("first token, ms", lambda row: row.figures.ttft_ms.text(1) if row.figures else "-"),
     Column("x minimal dense", lambda row: tables.number(row.ttft_ratio, 2)),
     Column("x carrel full", lambda row: tables.number(row.full_ratio, 2)),
-    Column("second token, ms", lambda row: tables.spread(row.figures.tt2t_ms, 1) if row.figures else "-"),
+    Column(
+        "second token, ms",
+        lambda row: row.figures.tt2t_ms.text(1) if row.figures and row.figures.tt2t_ms else "-",
+    ),
     Column("x carrel full", lambda row: tables.number(row.tt2t_ratio, 2)),
     Column("tokens/s", lambda row: tables.number(_rate(row), 0)),
     Column("GPU, GiB", lambda row: tables.gib(row.figures.device_bytes) if row.figures else "-"),

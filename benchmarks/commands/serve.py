@@ -11,15 +11,15 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, budget, finish, num_tokens
 from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient
 from benchmarks.load.requests import Asked, Percentiles
 from benchmarks.load.traffic import ClassRow, Slo, TrafficClass, run_traffic
 from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
+from carrel import tables
 from carrel.process.command_line import at_least
+from carrel.tables import Column
 
 SERVER_POLICY = "server"
 WARM_UP_TOKENS = 4

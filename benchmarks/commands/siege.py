@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.commands.soak import device, worker_gauges
 from benchmarks.figures import revive
@@ -19,8 +18,9 @@ from benchmarks.load.processes import Server
 from benchmarks.load.questions import Question
 from benchmarks.load.siege import Honest, SiegeRow, run_siege
 from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
+from carrel import tables
 from carrel.process.command_line import at_least
+from carrel.tables import Column
 
 # An honest client's p95 besieged, over that alone.
 MOST = 2.0

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import revive
@@ -20,8 +19,9 @@ from benchmarks.load.questions import questions
 from benchmarks.load.soak import RECOVERY_S, Plan, Soak
 from benchmarks.load.soak_row import Meter, SoakRow, Struck, Waits
 from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
+from carrel import tables
 from carrel.process.command_line import at_least
+from carrel.tables import Column
 from kv_store.client.errors import StoreError
 from kv_store.client.rpc import StoreRpc
 from kv_store.v1 import kv_store_pb2 as pb

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from carrel.tables import tokens
+
 PROTOCOLS = ("P1", "P2")
 # Attends everything, so a budget means nothing to it.
 UNBUDGETED = "full"
@@ -36,7 +38,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Such as "mixed 4K P2 pqcache n/10"."""
-        parts = [self.task, length_name(self.length), self.protocol, self.policy, budget_name(self.budget)]
+        parts = [self.task, tokens(self.length), self.protocol, self.policy, budget_name(self.budget)]
         return " ".join(part for part in parts if part)
 
 
@@ -71,11 +73,6 @@ def name_policies(
     ablated = [name for method, kinds in ablations.items() for name in (method, *kinds) if name in known]
     words = {ALL: methods, ABLATIONS: ablated or [ABLATIONS]}
     return list(dict.fromkeys(name for policy in asked for name in words.get(policy, [policy])))
-
-
-def length_name(length: int) -> str:
-    """4096 is "4K"."""
-    return f"{length // 1024}K" if length % 1024 == 0 else str(length)
 
 
 def budget_name(budget: float | None) -> str:

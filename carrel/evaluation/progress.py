@@ -15,7 +15,7 @@ from rich.progress import (
 from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell
 from carrel.evaluation.record import Report
-from carrel.evaluation.table import mean_text
+from carrel.tables import interval
 
 
 class RunProgress:
@@ -44,9 +44,9 @@ class RunProgress:
 
     def finished(self, cell: Cell) -> None:
         result = self._report.result(cell)
-        shown = f"{result.exact_match:.2f} ({result.low:.2f}-{result.high:.2f})"
+        shown = interval(result.exact_match, result.low, result.high, 2)
         if result.score is not None:
-            shown = f"score {mean_text(result.score)}, right {shown}"
+            shown = f"score {result.score.text()}, right {shown}"
         self._console.print(f"{cell.name}: {shown} of {result.n}", highlight=False)
 
     def left_out(self, cell: Cell, reason: EvaluationError) -> None:

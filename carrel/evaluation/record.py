@@ -12,7 +12,7 @@ from typing import Any
 from carrel.errors import EvaluationError
 from carrel.evaluation.about import of_both, write_whole
 from carrel.evaluation.cells import UNBUDGETED, Cell
-from carrel.evaluation.scoring import Mean, Rate, bootstrap, paired
+from carrel.evaluation.scoring import Mean, Rate, bootstrap, mean, paired
 
 FORMAT = 1
 # What a result has the means of, by its outcomes' names.
@@ -140,7 +140,7 @@ def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True)
         median_prefill_ms=None if is_measured else median(outcome.prefill_ms for outcome in outcomes),
         median_step_ms=None if is_measured else _median_step(outcomes),
         score=bootstrap(scores) if (scores := list(_scores(outcomes).values())) else None,
-        **{name: _mean(getattr(outcome, name) for outcome in outcomes) for name in MEANS},
+        **{name: mean(getattr(outcome, name) for outcome in outcomes) for name in MEANS},
     )
 
 
@@ -253,12 +253,6 @@ def _scores(outcomes: Iterable[Outcome]) -> dict[int, float]:
 def _row(outcome: Outcome) -> list[Any]:
     values = [getattr(outcome, field.name) for field in fields(Outcome)]
     return [round(value, 4) if isinstance(value, float) else value for value in values]
-
-
-def _mean(values: Iterable[float | None]) -> Any:
-    """Return the mean of the known values; None where no value is known."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _median_step(outcomes: Sequence[Outcome]) -> float | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from carrel.tables import interval
 
 # From 0 to 1, of a prediction and the answers that are wanted.
 Metric = Callable[[str, Sequence[str]], float]
@@ -62,6 +65,9 @@ class Mean:
     high: float
     n: int
 
+    def text(self, digits: int = 2) -> str:
+        return interval(self.value, self.low, self.high, digits)
+
 
 def contained(prediction: str, answers: Sequence[str]) -> float:
     """The share of the answers that the prediction contains, whatever stands around them; case aside."""
@@ -79,6 +85,12 @@ def first_number(prediction: str, answers: Sequence[str]) -> float:
     """Score 1 if the first number of the prediction, which may have decimals, equals an answer, else 0."""
     found = re.search(r"-?\d+(?:\.\d+)?", prediction)
     return float(found is not None and float(found[0]) in map(float, answers))
+
+
+def mean(values: Iterable[float | None]) -> Any:
+    """Return the mean of the known values; None where no value is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def bootstrap(values: Sequence[float]) -> Mean:
