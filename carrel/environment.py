@@ -6,11 +6,9 @@ import os
 import platform
 import re
 import resource
-import subprocess
 from collections.abc import Callable, Mapping
-from importlib import metadata
-from pathlib import Path
 
+from carrel.machine import cpu_name, file_text, gpus, version_of
 from carrel.process.options import OptionError
 from carrel.process.settings import Resolved, read
 from carrel.process.version import commit, version
@@ -30,7 +28,6 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|HEADERS|
 _LOGIN_IN_URL = re.compile(r"//[^/@\s]+@")
 MASKED = "***"
 _GPU_FIELDS = "name,driver_version,memory.total,memory.free,compute_cap"
-_GPU_SECONDS = 10.0
 _LIMITS = {"locked memory": resource.RLIMIT_MEMLOCK, "descriptors": resource.RLIMIT_NOFILE}
 _LIMITS |= {"processes": resource.RLIMIT_NPROC, "address space": resource.RLIMIT_AS}
 
@@ -42,9 +39,11 @@ def describe(config: str | None, environment: Mapping[str, str]) -> Description:
     """All that is told. config: a file of options that `carrel serve` would read."""
     return {
         "carrel": {"version": version(), "commit": commit()},
-        "packages": {name: _version_of(name) for name in PACKAGES},
+        "packages": {name: version_of(name) or "not installed" for name in PACKAGES},
         "platform": _platform(),
-        "gpus": _gpus(),
+        # name, driver, memory in all and free, compute capability
+        "gpus": {str(number): line for number, line in enumerate(gpus(_GPU_FIELDS))}
+        or {"none": "nvidia-smi finds none"},
         "memory": _memory(),
         "limits": {name: _limit(kind) for name, kind in _LIMITS.items()},
         "options": _options(config),
@@ -64,48 +63,25 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _platform() -> dict[str, str]:
-    model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return {
         "system": platform.platform(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "processor": model[1] if model else platform.machine(),
+        "processor": cpu_name(),
         "cores": f"{os.cpu_count()}, of which this process may use {len(os.sched_getaffinity(0))}",
-        "cores of the container": _text("/sys/fs/cgroup/cpu.max") or "no limit is told",
+        "cores of the container": file_text("/sys/fs/cgroup/cpu.max") or "no limit is told",
     }
-
-
-def _gpus() -> dict[str, str]:
-    try:
-        told = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=_GPU_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return {"none": f"nvidia-smi: {type(error).__name__}"}
-    # name, driver, memory in all and free, compute capability
-    return {str(number): line for number, line in enumerate(told.stdout.splitlines())}
 
 
 def _memory() -> dict[str, str]:
     wanted = ("MemTotal", "MemAvailable", "SwapTotal", "CommitLimit", "Committed_AS", "Hugepagesize")
-    fields = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines() if ":" in line)
+    fields = dict(line.split(":", 1) for line in file_text("/proc/meminfo").splitlines() if ":" in line)
     return {
         **{name: fields[name].strip() for name in wanted if name in fields},
-        "of the container": _text("/sys/fs/cgroup/memory.max") or "no limit is told",
+        "of the container": file_text("/sys/fs/cgroup/memory.max") or "no limit is told",
         "/dev/shm": _or_error(_shm),
-        "vm.overcommit_memory": _text("/proc/sys/vm/overcommit_memory"),
-        "transparent huge pages": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "vm.overcommit_memory": file_text("/proc/sys/vm/overcommit_memory"),
+        "transparent huge pages": file_text("/sys/kernel/mm/transparent_hugepage/enabled"),
     }
 
 
@@ -137,11 +113,3 @@ def _or_error(find: Callable[[], str]) -> str:
         return find()
     except OSError as error:
         return f"not known: {error.strerror}"
-
-
-def _text(path: str) -> str:
-    """A small file's text; empty where there is none."""
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""

@@ -27,10 +27,10 @@ from benchmarks.comparison import choose, measure_rivals
 from benchmarks.decode_rows import COLUMNS, DecodeRow, notes, rows_of
 from benchmarks.device import choose_device, default_dtype
 from benchmarks.figures import DecodeCase, revive
-from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
 from carrel import tables
+from carrel.progress import RunProgress
 from gpu_worker.row_format import row_format
 
 # activations, logits and the allocator's rounding

@@ -11,10 +11,10 @@ from typing import Any
 from benchmarks.commands.options import add_output, finish
 from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow, measure, running_gateway
-from benchmarks.progress import RunProgress
 from carrel import tables
 from carrel.process.command_line import at_least
 from carrel.process.version import CHECKOUT
+from carrel.progress import RunProgress
 from carrel.serve.model import BUNDLED
 from carrel.tables import Column
 

@@ -17,9 +17,9 @@ from benchmarks.device import choose_device, default_dtype, release
 from benchmarks.figures import revive
 from benchmarks.kernels.base import Ceilings, KernelRow, Setting, copy_ceilings, measure
 from benchmarks.kernels.cases import OPS, cases_of
-from benchmarks.progress import RunProgress
 from benchmarks.shapes import SHAPES
 from carrel import tables
+from carrel.progress import RunProgress
 from carrel.tables import Column
 
 COLUMNS: tuple[Column[KernelRow], ...] = (

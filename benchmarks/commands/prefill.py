@@ -20,10 +20,10 @@ from benchmarks.commands.options import (
 from benchmarks.comparison import Outcome, choose, measure_rivals
 from benchmarks.device import choose_device
 from benchmarks.figures import PrefillCase, PrefillFigures, revive
-from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
 from benchmarks.shapes import SHAPES
 from carrel import tables
+from carrel.progress import RunProgress
 from carrel.tables import Column
 
 DEFAULT_CONTEXTS = {

@@ -16,9 +16,9 @@ from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient
 from benchmarks.load.requests import Asked, Percentiles
 from benchmarks.load.traffic import ClassRow, Slo, TrafficClass, run_traffic
-from benchmarks.progress import RunProgress
 from carrel import tables
 from carrel.process.command_line import at_least
+from carrel.progress import RunProgress
 from carrel.tables import Column
 
 SERVER_POLICY = "server"

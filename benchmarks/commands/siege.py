@@ -17,9 +17,9 @@ from benchmarks.load.client import LoadClient
 from benchmarks.load.processes import Server
 from benchmarks.load.questions import Question
 from benchmarks.load.siege import Honest, SiegeRow, run_siege
-from benchmarks.progress import RunProgress
 from carrel import tables
 from carrel.process.command_line import at_least
+from carrel.progress import RunProgress
 from carrel.tables import Column
 
 # An honest client's p95 besieged, over that alone.

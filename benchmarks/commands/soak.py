@@ -18,9 +18,9 @@ from benchmarks.load.processes import Server
 from benchmarks.load.questions import questions
 from benchmarks.load.soak import RECOVERY_S, Plan, Soak
 from benchmarks.load.soak_row import Meter, SoakRow, Struck, Waits
-from benchmarks.progress import RunProgress
 from carrel import tables
 from carrel.process.command_line import at_least
+from carrel.progress import RunProgress
 from carrel.tables import Column
 from kv_store.client.errors import StoreError
 from kv_store.client.rpc import StoreRpc

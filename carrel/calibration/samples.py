@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,28 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carrel.process.options import OptionError
+from carrel.texts import read_text
 
 if TYPE_CHECKING:
     from gateway.tokenizer import Tokenizer
 
 # sinks and window are not measured, and a sample should be longer than both by far
 LEAST_TOKENS = 256
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 text, packed where its name ends in .xz. Raises OptionError when it is missing, empty or no text."""
-    try:
-        packed = path.expanduser().read_bytes()
-        text = (lzma.decompress(packed) if path.suffix == ".xz" else packed).decode("utf-8-sig")
-    except OSError as exc:
-        raise OptionError(f"--text {path} cannot be read: {exc.strerror}") from exc
-    except lzma.LZMAError as exc:
-        raise OptionError(f"--text {path} is no xz file, or a damaged one: {exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise OptionError(f"--text {path} is not UTF-8 text (byte {exc.start}); convert it first") from exc
-    if not text.strip():
-        raise OptionError(f"--text {path} is empty")
-    return text
 
 
 def cut_samples(paths: Sequence[Path], tokenizer: Tokenizer, num_tokens: int, length: int) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,8 @@ from rich.console import Console
 
 from carrel.calibration.process import calibrate
 from carrel.calibration.samples import cut_samples
-from carrel.errors import CarrelError
-from carrel.process.command_line import at_least
-from carrel.process.options import OptionError
+from carrel.machine import require
+from carrel.process.command_line import at_least, new_file
 from carrel.serve.children import child_environment
 from carrel.serve.model import find_model
 
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 # beyond this command's own
 LIBRARIES = ("transformers", "torch", "safetensors")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-class MissingLibraryError(CarrelError):
-    """A library that the measuring needs is not installed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", nargs="+", type=Path, required=True, metavar="FILE", help="UTF-8 texts, plain or .xz"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
+    parser.add_argument(
+        "--out", type=new_file, required=True, metavar="FILE", help="safetensors file to write"
+    )
     parser.add_argument(
         "--tokens",
         type=at_least(256),
@@ -88,16 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """The outlier heads go to stdout, progress to stderr. Raises CarrelError."""
     notes = Console(stderr=True)
-    out = check_out(arguments.out)
     model = find_model(arguments.model)
-    check_libraries()
+    require("calibrate", LIBRARIES, "'carrel[gateway,gpu-worker]'")
     tokenizer = _tokenizer(model, arguments.revision)
     notes.print("cut samples", highlight=False)
     samples = cut_samples(arguments.text, tokenizer, arguments.tokens, arguments.length)
     num_tokens = sum(map(len, samples))
     notes.print(f"{len(samples)} samples, {num_tokens} tokens in all", highlight=False)
     flags = {
-        "--out": out,
+        "--out": arguments.out.absolute(),
         "--name": Path(model).name if Path(model).exists() else model,
         "--threshold": arguments.threshold,
         "--share": arguments.share,
@@ -106,31 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
         "--threads": arguments.threads,
         "--revision": arguments.revision,
     }
+    arguments.out.absolute().parent.mkdir(parents=True, exist_ok=True)
     for line in calibrate(model, samples, flags, child_environment(os.environ), notes):
         print(line)
-    notes.print(f"wrote {out}", highlight=False)
+    notes.print(f"wrote {arguments.out}", highlight=False)
     return 0
-
-
-def check_out(path: Path) -> Path:
-    """The file to write as an absolute path. Raises OptionError where none can be written."""
-    path = path.expanduser().absolute()
-    if path.is_dir():
-        raise OptionError(f"--out {path} is a folder: name a file in it")
-    if not path.parent.is_dir():
-        raise OptionError(f"--out {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OptionError(f"--out {path}: the folder {path.parent} may not be written to")
-    return path
-
-
-def check_libraries() -> None:
-    """Raises MissingLibraryError that says what to install."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingLibraryError(
-            f"this needs {', '.join(missing)}: pip install 'carrel[gateway,gpu-worker]'"
-        )
 
 
 def _tokenizer(model: str, revision: str | None) -> Tokenizer:

@@ -14,10 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import ChatOptions, Conversation, not_text, read_document
+from carrel.chat.conversation import ChatOptions, Conversation, not_text
 from carrel.chat.repl import Repl
 from carrel.process.command_line import budget
 from carrel.process.options import OptionError
+from carrel.texts import read_text
 
 STOPPED_EXIT_CODE = 130
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answers go to stdout, all else to stderr. Raises CarrelError."""
     options = ChatOptions(arguments.max_tokens, arguments.temperature, arguments.policy, arguments.budget)
-    document = read_document(arguments.file) if arguments.file else None
+    document = read_text(arguments.file) if arguments.file else None
     question = arguments.question
     if question is None and not sys.stdin.isatty():
         question = _read_stdin()

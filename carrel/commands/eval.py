@@ -19,7 +19,7 @@ from carrel.evaluation.cells import ABLATIONS, ALL, Cell, Order, name_policies, 
 from carrel.evaluation.fidelity.report import COLUMNS, FidelityReport, read_fidelity
 from carrel.evaluation.fidelity.run import run_fidelity
 from carrel.evaluation.local import local_worker
-from carrel.evaluation.progress import RunProgress
+from carrel.evaluation.progress import CellProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
 from carrel.evaluation.runner import Runner
 from carrel.evaluation.suite import Library, Suite
@@ -101,7 +101,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
                 report.write(arguments.json)
 
         concurrency = arguments.concurrency or max(1, info.max_num_seqs)
-        with closing(RunProgress(notes, report, len(cells), len(indexes))) as progress:
+        with CellProgress(notes, report, len(cells), len(indexes)) as progress:
             num_measured = arguments.measure_documents if arguments.measure else 0
             order = Order(cells, indexes, arguments.rounds_of, num_measured)
             ends = None if arguments.limit_seconds is None else begun + arguments.limit_seconds

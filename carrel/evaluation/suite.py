@@ -12,8 +12,9 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.fact_suite import ANSWER_TOKENS, FACT_TASKS, FactSuite, load_fact_suite
 from carrel.evaluation.questions import Question
-from carrel.evaluation.tasks import Filler, read_texts, text_files
+from carrel.evaluation.tasks import Filler, text_files
 from carrel.evaluation.text_suite import TextSuite
+from carrel.texts import read_text
 from gateway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,4 +79,6 @@ class Suite:
 
     @cached_property
     def _texts(self) -> TextSuite:
-        return TextSuite(self.tokenizer, Filler(read_texts(self._library.files())), self._seed, self._is_chat)
+        return TextSuite(
+            self.tokenizer, Filler(map(read_text, self._library.files())), self._seed, self._is_chat
+        )

@@ -8,12 +8,11 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carrel.errors import ChildError
-from carrel.process.events import Progress as ProgressEvent
-from carrel.process.events import Status, parse_event
+from carrel.process.events import Progress, Status, parse_event
 from carrel.process.options import OptionError
+from carrel.progress import RunProgress
 from carrel.serve.process import UNUSABLE_EXIT_CODE, Child, ChildSpec, Line, describe_exit
 
 POLL_S = 0.05
@@ -28,20 +27,19 @@ def run_to_end(spec: ChildSpec, environment: Mapping[str, str], notes: Console) 
     said: list[str] = []
     inbox: SimpleQueue[Line] = SimpleQueue()
     child = Child(spec, environment, inbox)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with Progress(*columns, console=notes, disable=not notes.is_terminal) as bar:
-            task = bar.add_task("start", total=None)
+        with RunProgress(None, notes) as progress:
+            progress.doing("start")
             for line in _lines(child, inbox):
                 event = None if line.is_stderr else parse_event(line.text)
                 if line.is_stderr and not line.text.startswith(ERROR_PREFIX):
-                    notes.print(line.text, markup=False, highlight=False)
+                    progress.tell(line.text)
                 elif isinstance(event, Status):
                     said.append(event.text)
-                elif isinstance(event, ProgressEvent):
-                    bar.update(task, description=event.stage, completed=event.done, total=event.total)
+                elif isinstance(event, Progress):
+                    progress.doing(event.stage, event.done, event.total)
                     if not notes.is_terminal and event.done >= event.total:
-                        notes.print(f"{event.stage}: done", highlight=False)
+                        progress.tell(f"{event.stage}: done")
     finally:
         child.kill()
     if code := child.exit_code():

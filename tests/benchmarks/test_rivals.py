@@ -15,7 +15,7 @@ from benchmarks.children import answers_of
 from benchmarks.comparison import measure_rivals
 from benchmarks.errors import BenchmarkError, NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, Spread
-from benchmarks.progress import RunProgress
+from carrel.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, PREFILL
 from benchmarks.rivals.child import measure_all
 from benchmarks.rivals.dense_model import DenseModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from importlib import import_module
@@ -93,6 +94,6 @@ def test_without_the_folder_it_says_so(
 def test_a_missing_library_is_named(
     argv: list[str], missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["bench", *argv]) == 1
     assert f"{argv[0]} needs {missing}: pip install -e" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.tasks.filler import read_texts
+from carrel.texts import read_text
 
 if TYPE_CHECKING:
     from gateway.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ class Passages:
         if not files:
             raise EvaluationError("--fidelity needs texts: name a folder with --text-dir or --books")
         self._tokenizer = tokenizer
-        self._texts = read_texts(files)
+        self._texts = [read_text(path) for path in files]
         self._seed = seed
 
     def passage(self, length: int, index: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from pathlib import Path
 
@@ -110,9 +111,9 @@ def test_what_the_process_refuses_is_told_in_a_line(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--text": "/no/such/text"}, "--text /no/such/text cannot be read"),
-        ({"--out": "/no/such/folder/file"}, "there is no folder /no/such/folder"),
-        ({"--out": "/tmp"}, "--out /tmp is a folder"),
+        ({"--text": "/no/such/text"}, "cannot read /no/such/text"),
+        ({"--out": "/etc/hosts/file"}, "/etc/hosts is no folder"),
+        ({"--out": "/tmp"}, "argument --out: /tmp is a folder"),
         ({"model": "/no/such/model"}, "no model directory or GGUF file at /no/such/model"),
     ],
 )
@@ -121,7 +122,8 @@ def test_what_is_missing_is_told_before_the_model_loads(
 ) -> None:
     given = {"model": str(BUNDLED), "--text": str(text), "--out": str(tmp_path / "out"), **changes}
     argv = ["calibrate", given.pop("model")]
-    assert main([*argv, *(part for flag in given.items() for part in flag)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        raise SystemExit(main([*argv, *(part for flag in given.items() for part in flag)]))
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("carrel calibrate: error: ")
     assert message in error
@@ -141,6 +143,6 @@ def test_a_process_that_dies_is_told(
 def test_a_missing_library_is_named(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrate.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["calibrate", "--text", str(text), "--out", str(tmp_path / "out")]) == 1
     assert "needs transformers, torch, safetensors: pip install" in capsys.readouterr().err
