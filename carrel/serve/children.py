@@ -143,6 +143,11 @@ def gateway_spec(
     )
 
 
+def served_name(model: str, texts: Mapping[str, str]) -> str:
+    """Return the model's name in the gateway's answers."""
+    return validate(GatewayConfig, {**texts, "model": model, "worker": "unix:-"}).model_names[0]
+
+
 def remove_ray_folders(run: Path) -> None:
     """Remove what a killed store's Ray leaves; stale sockets are replaced by the next process that listens there."""
     for folder in run.glob("ray-*"):
