@@ -6,6 +6,8 @@ A load whose JSON is there is not run again: a run that was cut off goes on wher
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,10 +20,28 @@ from pathlib import Path
 
 from benchmarks.children import LAST_WORDS, wait_or_kill
 from benchmarks.errors import BenchmarkError
-from benchmarks.random_model import write_random_model
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, ModelShape
 from carrel.process.command_line import at_least
 from carrel.process.version import CHECKOUT
+from carrel.serve.model import BUNDLED
+
+# a blank in the byte-level alphabet of BPE
+BLANK = "\u0120"
+
+
+def write_random_model(folder: Path, shape: ModelShape) -> None:
+    """Makes `folder`. Its tokenizer is the bundled model's, with as many words more as the shape has ids more: random
+    weights answer with any id, and a server sends no piece for one without text. Text is encoded as before."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape.config_fields()))
+    for file in BUNDLED.glob("*token*.json"):
+        shutil.copy(file, folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab |= {f"{BLANK}w{number}": number for number in range(len(vocab), shape.vocab_size)}
+    path.write_text(json.dumps(tokenizer))
+
 
 POLL_S = 0.5
 STOP_S = 60

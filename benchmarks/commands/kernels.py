@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.commands.options import (
@@ -15,12 +16,21 @@ from benchmarks.commands.options import (
 )
 from benchmarks.device import choose_device, default_dtype, release
 from benchmarks.figures import revive
-from benchmarks.kernels.base import Ceilings, KernelRow, Setting, copy_ceilings, measure
-from benchmarks.kernels.cases import OPS, cases_of
+from benchmarks.kernels import dense, groups, indexes, rows
+from benchmarks.kernels.base import Ceilings, KernelCase, KernelRow, Setting, copy_ceilings, measure
 from benchmarks.shapes import SHAPES
 from carrel import tables
 from carrel.progress import RunProgress
 from carrel.tables import Column
+
+OPERATIONS = dense.OPERATIONS | rows.OPERATIONS | indexes.OPERATIONS | groups.OPERATIONS
+OPS = tuple(OPERATIONS)
+
+
+def cases_of(op: str, setting: Setting) -> Iterator[KernelCase]:
+    """The cases of one operation. Operands that its cases share are freed with them: take one after the other."""
+    yield from OPERATIONS[op].cases(op, setting)
+
 
 COLUMNS: tuple[Column[KernelRow], ...] = (
     Column("kernel", lambda row: row.op, False),

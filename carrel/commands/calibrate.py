@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from carrel.calibration.process import calibrate
-from carrel.calibration.samples import cut_samples
+from carrel.calibration import calibrate, cut_samples
 from carrel.machine import require
 from carrel.process.command_line import at_least, new_file
 from carrel.serve.children import child_environment

@@ -7,9 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from carrel.process.log_lines import LogFormat, json_line
+from carrel.process.log_lines import LogFormat, has_room, json_line
 from carrel.process.log_lines import is_json as is_json_log
-from carrel.process.pipe import has_room
 
 
 class ProcessEvents:

@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
-from carrel.process.log_lines import JSONLines, LogFormat, TextLines, is_json
+from carrel.process.log_lines import JSONLines, LogFormat, TextLines, has_room, is_json
 from carrel.process.options import option
-from carrel.process.pipe import has_room
 
 FORMAT_HELP = "json: an object a line, with ids of request and trace; text; or auto: text on a terminal"
 

@@ -15,12 +15,12 @@ from benchmarks.children import answers_of
 from benchmarks.comparison import measure_rivals
 from benchmarks.errors import BenchmarkError, NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, Spread
-from carrel.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, PREFILL
 from benchmarks.rivals.child import measure_all
 from benchmarks.rivals.dense_model import DenseModel
 from benchmarks.rivals.minimal_dense import attend_causally
 from benchmarks.shapes import SHAPES
+from carrel.progress import RunProgress
 
 CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
 CASE = DecodeCase("tiny", "full", None, 2, 64, None, None, 3)

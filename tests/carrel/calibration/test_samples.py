@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carrel.calibration.samples import LEAST_TOKENS, cut_samples
+from carrel.calibration import LEAST_TOKENS, cut_samples
 from carrel.process.options import OptionError
 from carrel.texts import read_text
 

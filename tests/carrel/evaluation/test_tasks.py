@@ -12,7 +12,7 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.scoring import bootstrap, contained, first_integer, first_number, paired
 from carrel.evaluation.suite import Library, Suite
 from carrel.evaluation.tasks import TEXT_TASKS, Filler, Text, expand
-from carrel.evaluation.tasks.arithmetic import ranked
+from carrel.evaluation.tasks.lookup import ranked
 
 MODEL = Path(__file__).parents[3] / "models" / "carrel-nano"
 # what they want is said nowhere, but follows
