@@ -1,4 +1,4 @@
-"""What is installed, and the machine that it runs on."""
+"""Installed packages, and the machine that they run on."""
 
 from __future__ import annotations
 
