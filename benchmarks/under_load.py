@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.children import LAST_WORDS, wait_or_kill
 from benchmarks.errors import BenchmarkError
 from benchmarks.shapes import SHAPES, ModelShape
-from carrel.process.command_line import at_least
+from carrel.process.command_line import at_least, flag
 from carrel.process.version import CHECKOUT
 from carrel.serve.model import BUNDLED
 
@@ -98,34 +98,16 @@ def servers(shrink: int) -> tuple[Server, ...]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.under_load", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the JSON files")
+    flag(parser, "--out", "folder of the JSON files", parse=Path, metavar="DIR", required=True)
     parser.add_argument("--label", default="here", metavar="NAME", help="of the machine, in the files' names")
-    parser.add_argument("--loads", nargs="+", default=None, metavar="NAME", help="only these")
-    parser.add_argument(
-        "--model-shape",
-        choices=sorted(SHAPES),
-        default="llama-3.1-8b",
-        metavar="NAME",
-        help="default: %(default)s",
-    )
-    parser.add_argument("--budget", default="2048", metavar="SHARE|N", help="default: %(default)s")
-    parser.add_argument("--arena-bytes", default="48GiB", metavar="SIZE", help="default: %(default)s")
-    parser.add_argument("--port", type=int, default=8102, help="of the gateway (default: %(default)s)")
-    parser.add_argument(
-        "--shrink",
-        type=at_least(1),
-        default=1,
-        metavar="N",
-        help="divide the prompts' lengths, for a small machine (default: 1, the lengths of the page)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="of a start and of a load (default: %(default)s)",
-    )
-    parser.add_argument("--commit", default=None, metavar="HASH", help="where the code has no git folder")
+    flag(parser, "--loads", "only these", metavar="NAME", nargs="+")
+    flag(parser, "--model-shape", "", "llama-3.1-8b", metavar="NAME", choices=sorted(SHAPES))
+    flag(parser, "--budget", "", "2048", metavar="SHARE|N")
+    flag(parser, "--arena-bytes", "", "48GiB", metavar="SIZE")
+    flag(parser, "--port", "of the gateway", 8102, int, metavar=None)
+    flag(parser, "--shrink", "divide the prompts' lengths, for a small machine", 1, at_least(1))
+    flag(parser, "--timeout", "of a start and of a load", 300.0, float, metavar="S")
+    flag(parser, "--commit", "where the code has no git folder", metavar="HASH")
     return parser
 
 

@@ -20,6 +20,7 @@ from benchmarks.kernels import dense, groups, indexes, rows
 from benchmarks.kernels.base import Ceilings, KernelCase, KernelRow, Setting, copy_ceilings, measure
 from benchmarks.shapes import SHAPES
 from carrel import tables
+from carrel.process.command_line import flag
 from carrel.progress import RunProgress
 from carrel.tables import Column
 
@@ -50,13 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "On a CPU the references run, which shows that the benchmark works and nothing else."
     add_model(parser)
     add_workloads(parser)
-    parser.add_argument(
-        "--budget",
-        type=num_tokens,
-        default=2048,
-        metavar="N",
-        help="selected per KV head (default: %(default)s)",
-    )
+    flag(parser, "--budget", "selected per KV head", 2048, num_tokens)
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS), metavar="OP", help=", ".join(OPS))
     parser.add_argument(
         "--warm",

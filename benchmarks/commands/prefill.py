@@ -23,6 +23,7 @@ from benchmarks.figures import PrefillCase, PrefillFigures, revive
 from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
 from benchmarks.shapes import SHAPES
 from carrel import tables
+from carrel.process.command_line import flag
 from carrel.progress import RunProgress
 from carrel.tables import Column
 
@@ -70,20 +71,12 @@ COLUMNS: tuple[Column[PrefillRow], ...] = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument(
-        "--contexts", nargs="+", type=num_tokens, default=None, metavar="N", help="such as 32K 128K"
-    )
+    flag(parser, "--contexts", "such as 32K 128K", parse=num_tokens, nargs="+")
     add_policies(parser)
     add_memory_limit(parser)
-    parser.add_argument(
-        "--rivals",
-        nargs="+",
-        default=[BASELINE, "carrel"],
-        metavar="NAME",
-        help=f"{', '.join(PREFILL.rivals)} (default: {BASELINE}, carrel)",
-    )
-    parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="default: %(default)s")
-    parser.add_argument("--rounds", type=at_least(1), default=1, metavar="N", help="default: %(default)s")
+    flag(parser, "--rivals", f"{', '.join(PREFILL.rivals)}", [BASELINE, "carrel"], metavar="NAME")
+    flag(parser, "--repeats", "", 3, at_least(1))
+    flag(parser, "--rounds", "", 1, at_least(1))
     add_output(parser)
 
 

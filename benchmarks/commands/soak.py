@@ -19,7 +19,7 @@ from benchmarks.load.questions import questions
 from benchmarks.load.soak import RECOVERY_S, Plan, Soak
 from benchmarks.load.soak_row import Meter, SoakRow, Struck, Waits
 from carrel import tables
-from carrel.process.command_line import at_least
+from carrel.process.command_line import at_least, flag
 from carrel.progress import RunProgress
 from carrel.tables import Column
 from kv_store.client.errors import StoreError
@@ -53,59 +53,46 @@ COLUMNS: tuple[Column[Meter], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
-    parser.add_argument("--api-key", default=None, metavar="KEY", help="default: CARREL_API_KEY")
-    parser.add_argument("--streams", type=at_least(1), default=8, metavar="N", help="default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="default: %(default)s")
-    parser.add_argument(
-        "--questions",
-        type=at_least(1),
-        default=24,
-        metavar="N",
-        help="asked alone first (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt-tokens", type=num_tokens, default=2048, metavar="N", help="at most (default: %(default)s)"
-    )
-    parser.add_argument(
+    flag(parser, "--url", "server", "http://127.0.0.1:8000", metavar=None)
+    flag(parser, "--api-key", "default: CARREL_API_KEY", metavar="KEY")
+    flag(parser, "--streams", "", 8, at_least(1))
+    flag(parser, "--minutes", "", 10.0, float, metavar="M")
+    flag(parser, "--questions", "asked alone first", 24, at_least(1))
+    flag(parser, "--prompt-tokens", "at most", 2048, num_tokens)
+    flag(
+        parser,
         "--policies",
-        nargs="+",
-        default=[SERVER_POLICY, "full", "snapkv"],
+        f"of requests; {SERVER_POLICY} leaves it to the server",
+        [SERVER_POLICY, "full", "snapkv"],
         metavar="NAME",
-        help=f"of requests; {SERVER_POLICY} leaves it to the server (default: %(default)s)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--server",
-        type=int,
-        default=None,
+        "of a carrel serve on this machine, to watch all its processes",
+        parse=int,
         metavar="PID",
-        help="of a carrel serve on this machine, to watch all its processes",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--fault-every",
-        type=float,
-        default=0.0,
+        "kill one of the --server's processes so often, or stop it for ever, each in turn (default: never)",
+        0.0,
+        float,
         metavar="S",
-        help="kill one of the --server's processes so often, or stop it for ever, each in turn (default: never)",
     )
-    parser.add_argument(
-        "--store", default=None, metavar="ADDRESS", help="of the KV store, to watch what it holds"
-    )
-    parser.add_argument(
-        "--every", type=float, default=5.0, metavar="S", help="between two looks (default: %(default)s)"
-    )
-    parser.add_argument(
+    flag(parser, "--store", "of the KV store, to watch what it holds", metavar="ADDRESS")
+    flag(parser, "--every", "between two looks", 5.0, float, metavar="S")
+    flag(
+        parser,
         "--near-tie",
-        type=float,
-        default=0.0,
+        "an answer that leaves the one alone where its two best tokens were nearer differs by rounding",
+        0.0,
+        float,
         metavar="NATS",
-        help="an answer that leaves the one alone where its two best tokens were nearer differs by rounding "
-        "(default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: %(default)s)"
-    )
+    flag(parser, "--seed", "", 1, int)
+    flag(parser, "--timeout", "without a byte", 600.0, float, metavar="S")
     add_output(parser)
 
 

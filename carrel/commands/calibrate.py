@@ -12,7 +12,7 @@ from rich.console import Console
 
 from carrel.calibration import calibrate, cut_samples
 from carrel.machine import require
-from carrel.process.command_line import at_least, new_file
+from carrel.process.command_line import at_least, flag, new_file
 from carrel.serve.children import child_environment
 from carrel.serve.model import find_model
 
@@ -34,35 +34,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="model directory, GGUF file or Hugging Face id (default: carrel-nano)",
     )
-    parser.add_argument(
-        "--text", nargs="+", type=Path, required=True, metavar="FILE", help="UTF-8 texts, plain or .xz"
-    )
-    parser.add_argument(
-        "--out", type=new_file, required=True, metavar="FILE", help="safetensors file to write"
-    )
-    parser.add_argument(
-        "--tokens",
-        type=at_least(256),
-        default=32768,
-        metavar="N",
-        help="tokens of all samples, spread evenly over the texts (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--length", type=at_least(256), default=4096, metavar="N", help="of one sample (default: %(default)s)"
-    )
-    parser.add_argument(
+    flag(parser, "--text", "UTF-8 texts, plain or .xz", parse=Path, metavar="FILE", nargs="+", required=True)
+    flag(parser, "--out", "safetensors file to write", parse=new_file, metavar="FILE", required=True)
+    flag(parser, "--tokens", "tokens of all samples, spread evenly over the texts", 32768, at_least(256))
+    flag(parser, "--length", "of one sample", 4096, at_least(256))
+    flag(
+        parser,
         "--threshold",
-        type=_between(-1, 1),
-        default=0.8,
+        "cosine below which a token has no near duplicate",
+        0.8,
+        _between(-1, 1),
         metavar="X",
-        help="cosine below which a token has no near duplicate (default: %(default)s)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--share",
-        type=_between(0, 1),
-        default=0.04,
+        "of all KV heads, how many outliers to name; the file holds every score",
+        0.04,
+        _between(0, 1),
         metavar="X",
-        help="of all KV heads, how many outliers to name; the file holds every score (default: %(default)s)",
     )
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
     parser.add_argument(
@@ -72,12 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help="auto: float32 on a CPU, else bfloat16",
     )
-    parser.add_argument(
-        "--threads", type=at_least(1), default=None, metavar="N", help="on a CPU (default: all)"
-    )
-    parser.add_argument(
-        "--revision", default=None, metavar="NAME", help="branch, tag or commit of a Hub model"
-    )
+    flag(parser, "--threads", "on a CPU (default: all)", parse=at_least(1))
+    flag(parser, "--revision", "branch, tag or commit of a Hub model", metavar="NAME")
 
 
 def run(arguments: argparse.Namespace) -> int:
