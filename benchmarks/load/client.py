@@ -13,7 +13,7 @@ import httpx
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.requests import Asked, RequestResult
-from carrel.sse import achunks, authorization
+from carrel.sse import achunks, authorization, refusal
 
 CONNECT_TIMEOUT_S = 10.0
 WORDS = (
@@ -120,7 +120,7 @@ class LoadClient:
             ) as response:
                 if response.is_error:
                     await response.aread()
-                    raise RequestFailed(_refusal(response), _code(response))
+                    raise RequestFailed(*refusal(response))
                 async for piece in achunks(response):
                     if error := piece.get("error"):
                         raise RequestFailed(str(error.get("message", error)), str(error.get("code", "")))
@@ -151,7 +151,7 @@ class LoadClient:
                 f"no server at {self._url} ({type(exc).__name__}): start one with `carrel serve`, or name it: --url"
             ) from exc
         if response.is_error:
-            raise BenchmarkError(f"{self._url}{path}: {_refusal(response)}")
+            raise BenchmarkError(f"{self._url}{path}: {refusal(response)[0]}")
         return response
 
 
@@ -184,17 +184,3 @@ async def _result(chunks: AsyncIterator[dict[str, Any]], begin: float) -> Reques
         carrel=dict(usage.get("carrel") or {}),
         gaps_s=tuple(gaps),
     )
-
-
-def _refusal(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status_code}"
-
-
-def _code(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["code"])
-    except (ValueError, KeyError, TypeError):
-        return ""

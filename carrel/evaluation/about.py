@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from carrel.errors import EvaluationError
 from carrel.machine import cpu_name, gpus, version_of
 from carrel.process.version import commit, version
 
+T = TypeVar("T")
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "faiss-cpu", "grpcio", "ray")
 
 
@@ -54,6 +57,19 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text)
     partial.replace(path)
+
+
+def read_json(path: Path, number: int, what: str, build: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `build` makes of a JSON file of format `number`. Raises EvaluationError on any other file."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != number:
+            raise EvaluationError(f"{path} has format {content['format']}; this version reads {number}")
+        return build(content)
+    except OSError as exc:
+        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise EvaluationError(f"{path} is no {what}: {exc}") from exc
 
 
 def hash_files(paths: Iterable[Path]) -> str:

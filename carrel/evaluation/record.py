@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.about import of_both, write_whole
+from carrel.evaluation.about import of_both, read_json, write_whole
 from carrel.evaluation.cells import UNBUDGETED, Cell
 from carrel.evaluation.scoring import Mean, Rate, bootstrap, mean, paired
 
@@ -216,20 +216,16 @@ class Report:
 
 def read_report(path: Path) -> Report:
     """A report as `Report.write` left it. Raises EvaluationError on any other file."""
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise EvaluationError(f"{path} has format {content['format']}; this version reads {FORMAT}")
+
+    def build(content: dict[str, Any]) -> Report:
         report = Report(Source(**content["source"]), dict(content["about"]))
         for part in content["cells"]:
             cell = Cell(**part["cell"])
             for row in part["documents"]:
                 report.add(cell, Outcome(**dict(zip(content["document_fields"], row, strict=True))))
-    except OSError as exc:
-        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
-    except (ValueError, KeyError, TypeError) as exc:
-        raise EvaluationError(f"{path} is no evaluation report: {exc}") from exc
-    return report
+        return report
+
+    return read_json(path, FORMAT, "evaluation report", build)
 
 
 def require_same_source(ours: Source, theirs: Source) -> None:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.about import of_both, write_whole
+from carrel.evaluation.about import of_both, read_json, write_whole
 from carrel.evaluation.cells import UNBUDGETED, budget_name
 from carrel.evaluation.scoring import Mean, bootstrap, mean, paired
 from carrel.tables import Column, number, tokens
@@ -145,17 +145,13 @@ class FidelityReport:
 
 def read_fidelity(path: Path) -> FidelityReport:
     """A report as `FidelityReport.write` left it. Raises EvaluationError on any other file."""
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise EvaluationError(f"{path} has format {content['format']}; this version reads {FORMAT}")
+
+    def build(content: dict[str, Any]) -> FidelityReport:
         names = content["passage_fields"]
-        passages = [Passage(**dict(zip(names, values, strict=True))) for values in content["passages"]]
-    except OSError as exc:
-        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
-    except (ValueError, KeyError, TypeError) as exc:
-        raise EvaluationError(f"{path} is no report of --fidelity: {exc}") from exc
-    return FidelityReport(content["about"], tuple(passages))
+        passages = (Passage(**dict(zip(names, values, strict=True))) for values in content["passages"])
+        return FidelityReport(content["about"], tuple(passages))
+
+    return read_json(path, FORMAT, "report of --fidelity", build)
 
 
 COLUMNS: tuple[Column[Row], ...] = (
