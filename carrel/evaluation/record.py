@@ -35,8 +35,8 @@ class Outcome:
     """One document's answer under one cell, with what its request cost. Milliseconds and bytes as the worker says.
 
     `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`; the last six in
-    reports from before they were kept. is_measured: whether they were asked for. score: by the task's metric, which
-    asks whether an answer holds what is wanted; is_correct: whether it is right as the task counts whole answers.
+    reports from before they were kept. is_measured: whether they were asked for. score: the share of the
+    wanted answers that it contains; is_correct: whether it is right as the task counts whole answers.
     """
 
     index: int

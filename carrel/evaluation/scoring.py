@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from carrel.tables import interval
-
-# From 0 to 1, of a prediction and the answers that are wanted.
-Metric = Callable[[str, Sequence[str]], float]
 
 NUM_RESAMPLES = 2000
 SEED = 0
@@ -73,18 +69,6 @@ def contained(prediction: str, answers: Sequence[str]) -> float:
     """The share of the answers that the prediction contains, whatever stands around them; case aside."""
     said = prediction.lower()
     return sum(answer.lower() in said for answer in answers) / len(answers)
-
-
-def first_integer(prediction: str, answers: Sequence[str]) -> float:
-    """Score 1 if the first whole number of the prediction is an answer, else 0."""
-    found = re.search(r"\d+", prediction)
-    return float(found is not None and found[0] in answers)
-
-
-def first_number(prediction: str, answers: Sequence[str]) -> float:
-    """Score 1 if the first number of the prediction, which may have decimals, equals an answer, else 0."""
-    found = re.search(r"-?\d+(?:\.\d+)?", prediction)
-    return float(found is not None and float(found[0]) in map(float, answers))
 
 
 def mean(values: Iterable[float | None]) -> Any:

@@ -53,7 +53,6 @@ class TextSuite:
             token_ids[:split],
             token_ids[split:],
             writer.answer_tokens,
-            writer.metric,
         )
 
     def _framed(self, text: Text) -> tuple[str, str]:

@@ -6,9 +6,9 @@ from carrel.evaluation.tasks.base import Task, Text
 from carrel.evaluation.tasks.counting import COUNTING
 from carrel.evaluation.tasks.filler import Filler, text_files
 from carrel.evaluation.tasks.labels import LABELS
-from carrel.evaluation.tasks.lookup import ARITHMETIC, LOOKUP, TRACKING
 from carrel.evaluation.tasks.needles import NEEDLES, TURNS
 from carrel.evaluation.tasks.reading import READING
+from carrel.evaluation.tasks.tracking import TRACKING
 
 __all__ = ["GROUPS", "TEXT_TASKS", "Filler", "Task", "Text", "expand", "text_files"]
 
@@ -17,8 +17,6 @@ TEXT_TASKS: dict[str, Task] = {
     **TRACKING,
     **COUNTING,
     **READING,
-    **LOOKUP,
-    **ARITHMETIC,
     **LABELS,
     **TURNS,
 }
