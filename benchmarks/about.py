@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 from carrel.evaluation.about import describe
+from carrel.machine import gpus
 
 
 def about(
@@ -26,14 +26,5 @@ def about(
     machine["python"] = platform.python_version()
     for package in ("torch", "triton"):
         machine[package] = found["versions"].get(package)
-    machine["driver"] = _driver() if device.startswith("cuda") else None
+    machine["driver"] = next(iter(gpus("driver_version")), "unknown") if device.startswith("cuda") else None
     return found
-
-
-def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return next(iter(found.stdout.splitlines()), "unknown").strip()

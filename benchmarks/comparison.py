@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from benchmarks.children import answers_of
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import revive
-from benchmarks.progress import RunProgress
 from benchmarks.rivals import Contest
+from carrel.progress import RunProgress
 
 C = TypeVar("C")
 F = TypeVar("F")

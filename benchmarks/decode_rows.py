@@ -1,4 +1,4 @@
-"""What decode steps of several rivals took, side by side: throughputs and their ratios, a table, charts."""
+"""Decode times of several rivals, side by side: throughputs and their ratios, a table, charts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.comparison import Outcome
 from benchmarks.figures import DecodeCase, DecodeFigures
 from benchmarks.rivals import BASELINE
-from benchmarks.tables import Column
+from carrel import tables
+from carrel.tables import Column
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ COLUMNS: tuple[Column[DecodeRow], ...] = (
     Column("attended", lambda row: _of(row, lambda f: tables.number(f.attended_tokens, 0))),
     Column("replayed", lambda row: tables.number(row.case.hit_rate, 2)),
     Column("limit, GiB", lambda row: tables.gib(row.case.gpu_memory_limit)),
-    Column("ms a step", lambda row: _of(row, lambda f: tables.spread(f.step_ms, 2))),
+    Column("ms a step", lambda row: _of(row, lambda f: f.step_ms.text(2))),
     Column("mean, ms", lambda row: _of(row, lambda f: tables.number(f.mean_ms, 2))),
     Column("tokens/s", lambda row: tables.number(row.tokens_per_s, 0)),
     Column("x dense", lambda row: tables.number(row.throughput_ratio, 2)),

@@ -10,6 +10,7 @@ from statistics import fmean, median, quantiles
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from carrel.evaluation.about import write_whole
+from carrel.tables import interval
 
 R = TypeVar("R")
 
@@ -28,9 +29,12 @@ class Spread:
     high: float
     n: int
 
+    def text(self, digits: int) -> str:
+        return interval(self.median, self.low, self.high, digits)
+
     @classmethod
     def of(cls, samples: Iterable[float]) -> Spread:
-        """Of at least one sample."""
+        """Return the spread of at least one sample."""
         values = sorted(samples)
         if len(values) == 1:
             return cls(values[0], values[0], values[0], 1)
@@ -43,7 +47,7 @@ class Spread:
 
     @classmethod
     def over(cls, rounds: Sequence[Spread]) -> Spread:
-        """Of several rounds: the median of the medians, and the widest bounds."""
+        """Join several rounds: the median of the medians, and the widest bounds."""
         return cls(
             median(one.median for one in rounds),
             min(one.low for one in rounds),
@@ -116,7 +120,7 @@ class DecodeFigures:
 
     @classmethod
     def over(cls, rounds: Sequence[DecodeFigures]) -> DecodeFigures:
-        """Of several rounds of one case, at least one."""
+        """Join the rounds of one case, at least one."""
         hit_rates = [one.hit_rate for one in rounds if one.hit_rate is not None]
         means = [one.mean_ms for one in rounds if one.mean_ms is not None]
         return cls(
@@ -161,7 +165,7 @@ class PrefillFigures:
 
     @classmethod
     def over(cls, rounds: Sequence[PrefillFigures]) -> PrefillFigures:
-        """Of several rounds of one case, at least one."""
+        """Join the rounds of one case, at least one."""
         seconds = [one.tt2t_ms for one in rounds if one.tt2t_ms is not None]
         return cls(
             Spread.over([one.ttft_ms for one in rounds]),

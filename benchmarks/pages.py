@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks.commands import module_of
 from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayRow
-from benchmarks.tables import Column, markdown, number, tokens
 from carrel.commands.bench import BENCHMARKS
 from carrel.commands.deploy import DeployOptions
 from carrel.evaluation.fidelity import report as fidelity
@@ -28,6 +27,7 @@ from carrel.evaluation.table import markdown_table
 from carrel.process.options import Option, options_of, variable
 from carrel.process.version import CHECKOUT
 from carrel.serve.options import ServeOptions
+from carrel.tables import Column, interval, markdown, number, tokens
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
 from gpu_worker.policies.registry import registry
@@ -178,7 +178,7 @@ def cases(name: str) -> Cases:
 
 
 def spread(times: Row, digits: int) -> str:
-    return f"{times['median']:.{digits}f} ({times['low']:.{digits}f}-{times['high']:.{digits}f})"
+    return interval(times["median"], times["low"], times["high"], digits)
 
 
 def ratio(row: Row) -> str:
@@ -242,7 +242,7 @@ def render(path: Path) -> str:
     about = content.get("about", {})
     told = f"`{about.get('command')}`, {about.get('date')}, {about.get('versions')}"
     if "fidelity" in content:
-        shown = fidelity.markdown(fidelity.read_fidelity(path).rows())
+        shown = markdown(fidelity.COLUMNS, fidelity.read_fidelity(path).rows())
     elif "cells" in content:
         shown = markdown_table(read_report(path).results())
     elif content.get("benchmark") in BENCHMARKS:

@@ -6,6 +6,8 @@ A load whose JSON is there is not run again: a run that was cut off goes on wher
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,10 +20,28 @@ from pathlib import Path
 
 from benchmarks.children import LAST_WORDS, wait_or_kill
 from benchmarks.errors import BenchmarkError
-from benchmarks.random_model import write_random_model
-from benchmarks.shapes import SHAPES
-from carrel.process.command_line import at_least
+from benchmarks.shapes import SHAPES, ModelShape
+from carrel.process.command_line import at_least, flag
 from carrel.process.version import CHECKOUT
+from carrel.serve.model import BUNDLED
+
+# a blank in the byte-level alphabet of BPE
+BLANK = "\u0120"
+
+
+def write_random_model(folder: Path, shape: ModelShape) -> None:
+    """Makes `folder`. Its tokenizer is the bundled model's, with as many words more as the shape has ids more: random
+    weights answer with any id, and a server sends no piece for one without text. Text is encoded as before."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape.config_fields()))
+    for file in BUNDLED.glob("*token*.json"):
+        shutil.copy(file, folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab |= {f"{BLANK}w{number}": number for number in range(len(vocab), shape.vocab_size)}
+    path.write_text(json.dumps(tokenizer))
+
 
 POLL_S = 0.5
 STOP_S = 60
@@ -78,34 +98,16 @@ def servers(shrink: int) -> tuple[Server, ...]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.under_load", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the JSON files")
+    flag(parser, "--out", "folder of the JSON files", parse=Path, metavar="DIR", required=True)
     parser.add_argument("--label", default="here", metavar="NAME", help="of the machine, in the files' names")
-    parser.add_argument("--loads", nargs="+", default=None, metavar="NAME", help="only these")
-    parser.add_argument(
-        "--model-shape",
-        choices=sorted(SHAPES),
-        default="llama-3.1-8b",
-        metavar="NAME",
-        help="default: %(default)s",
-    )
-    parser.add_argument("--budget", default="2048", metavar="SHARE|N", help="default: %(default)s")
-    parser.add_argument("--arena-bytes", default="48GiB", metavar="SIZE", help="default: %(default)s")
-    parser.add_argument("--port", type=int, default=8102, help="of the gateway (default: %(default)s)")
-    parser.add_argument(
-        "--shrink",
-        type=at_least(1),
-        default=1,
-        metavar="N",
-        help="divide the prompts' lengths, for a small machine (default: 1, the lengths of the page)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="of a start and of a load (default: %(default)s)",
-    )
-    parser.add_argument("--commit", default=None, metavar="HASH", help="where the code has no git folder")
+    flag(parser, "--loads", "only these", metavar="NAME", nargs="+")
+    flag(parser, "--model-shape", "", "llama-3.1-8b", metavar="NAME", choices=sorted(SHAPES))
+    flag(parser, "--budget", "", "2048", metavar="SHARE|N")
+    flag(parser, "--arena-bytes", "", "48GiB", metavar="SIZE")
+    flag(parser, "--port", "of the gateway", 8102, int, metavar=None)
+    flag(parser, "--shrink", "divide the prompts' lengths, for a small machine", 1, at_least(1))
+    flag(parser, "--timeout", "of a start and of a load", 300.0, float, metavar="S")
+    flag(parser, "--commit", "where the code has no git folder", metavar="HASH")
     return parser
 
 
@@ -138,7 +140,7 @@ def _json(options: argparse.Namespace, name: str) -> Path:
 
 
 def _ask(options: argparse.Namespace, load: Load) -> bool:
-    """Whether the load was answered."""
+    """Run the load, and return whether it was answered."""
     command = [sys.executable, "-m", "carrel", "bench", "serve", *load.arguments]
     command += ["--url", f"http://127.0.0.1:{options.port}", "--json", str(_json(options, load.name))]
     command += ["--commit", options.commit] if options.commit else []

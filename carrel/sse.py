@@ -1,4 +1,4 @@
-"""OpenAI's streams as every client of ours reads them: one JSON value per event, up to [DONE]; and the key it shows."""
+"""OpenAI's protocol as every client of ours reads it: events up to [DONE], errors, and the key that is shown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from httpx_sse import EventSource
 from carrel.process.options import OptionError
 
 DONE = "[DONE]"
+
+
+def refusal(response: httpx.Response) -> tuple[str, str]:
+    """Return the message and the code of an answer that is an error and was read; a code of "" where it has none."""
+    try:
+        error = response.json()["error"]
+        return str(error["message"]), str(error.get("code") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"the server answered {response.status_code}", ""
 
 
 def authorization(api_key: str | None) -> dict[str, str]:

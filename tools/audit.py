@@ -35,14 +35,14 @@ NO_NETWORK = ("ConnectionError", "Max retries", "Temporary failure", "timed out"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is told, and the exit code."""
+    """A text to print, and an exit code."""
 
     text: str
     exit_code: int
 
 
 def judge(output: str, errors: str, exceptions: Mapping[str, str] = EXCEPTIONS) -> Verdict:
-    """Of what pip-audit wrote as JSON, and on stderr."""
+    """Judge pip-audit's JSON output and its stderr."""
     try:
         found = json.loads(output)["dependencies"]
     except (ValueError, KeyError, TypeError):

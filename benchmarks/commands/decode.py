@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from benchmarks import tables
 from benchmarks.commands.options import (
     Workload,
     add_memory_limit,
@@ -28,9 +27,11 @@ from benchmarks.comparison import choose, measure_rivals
 from benchmarks.decode_rows import COLUMNS, DecodeRow, notes, rows_of
 from benchmarks.device import choose_device, default_dtype
 from benchmarks.figures import DecodeCase, revive
-from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, RivalSpec
 from benchmarks.shapes import SHAPES, ModelShape
+from carrel import tables
+from carrel.process.command_line import flag
+from carrel.progress import RunProgress
 from gpu_worker.row_format import row_format
 
 # activations, logits and the allocator's rounding
@@ -41,33 +42,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_workloads(parser)
     add_policies(parser)
-    parser.add_argument(
+    flag(
+        parser,
         "--hit-rates",
-        nargs="+",
-        type=share,
-        default=[None],
-        metavar="H",
-        help="replay selections of which this share was selected a step before; full has none "
+        "replay selections of which this share was selected a step before; full has none "
         "(default: what random weights select)",
+        [None],
+        share,
+        metavar="H",
     )
     add_memory_limit(parser)
-    parser.add_argument(
+    flag(
+        parser,
         "--rivals",
-        nargs="+",
-        default=[BASELINE, "weights only", "carrel"],
+        f"{', '.join(DECODE.rivals)}",
+        [BASELINE, "weights only", "carrel"],
         metavar="NAME",
-        help=f"{', '.join(DECODE.rivals)} (default: {BASELINE}, weights only, carrel)",
     )
-    parser.add_argument(
-        "--steps", type=at_least(1), default=50, metavar="N", help="timed (default: %(default)s)"
-    )
-    parser.add_argument("--rounds", type=at_least(1), default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument(
+    flag(parser, "--steps", "timed", 50, at_least(1))
+    flag(parser, "--rounds", "", 1, at_least(1))
+    flag(
+        parser,
         "--profile",
-        type=Path,
-        default=None,
+        "write a trace of one more step of each of carrel's cases, for Perfetto or chrome://tracing",
+        parse=Path,
         metavar="DIR",
-        help="write a trace of one more step of each of carrel's cases, for Perfetto or chrome://tracing",
     )
     add_output(parser)
 

@@ -8,15 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, finish
 from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayLevel, GatewayRow, measure, running_gateway
-from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
-from carrel.process.command_line import at_least
+from carrel import tables
+from carrel.process.command_line import at_least, flag
 from carrel.process.version import CHECKOUT
+from carrel.progress import RunProgress
 from carrel.serve.model import BUNDLED
+from carrel.tables import Column
 
 TEXT = CHECKOUT / "examples" / "documents" / "voyage-of-the-beagle.txt"
 SHORT_WORDS = 16
@@ -32,48 +32,12 @@ COLUMNS: tuple[Column[GatewayRow], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        type=Path,
-        default=BUNDLED,
-        metavar="DIR",
-        help="whose tokenizer is used (default: carrel-nano)",
-    )
-    parser.add_argument(
-        "--step-ms",
-        type=float,
-        default=10.0,
-        metavar="MS",
-        help="between two tokens of an answer (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=at_least(1),
-        default=24,
-        metavar="N",
-        help="requests at once (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output-tokens",
-        type=at_least(2),
-        default=200,
-        metavar="N",
-        help="of the long answers (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--words",
-        type=at_least(100),
-        default=20000,
-        metavar="N",
-        help="of the long prompts (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=at_least(1),
-        default=96,
-        metavar="N",
-        help="per level, four times as many of the shortest (default: %(default)s)",
-    )
+    flag(parser, "--model", "whose tokenizer is used (default: carrel-nano)", BUNDLED, Path, metavar="DIR")
+    flag(parser, "--step-ms", "between two tokens of an answer", 10.0, float, metavar="MS")
+    flag(parser, "--concurrency", "requests at once", 24, at_least(1))
+    flag(parser, "--output-tokens", "of the long answers", 200, at_least(2))
+    flag(parser, "--words", "of the long prompts", 20000, at_least(100))
+    flag(parser, "--requests", "per level, four times as many of the shortest", 96, at_least(1))
     add_output(parser)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import (
     add_model,
     add_output,
@@ -16,21 +16,32 @@ from benchmarks.commands.options import (
 )
 from benchmarks.device import choose_device, default_dtype, release
 from benchmarks.figures import revive
-from benchmarks.kernels.base import Ceilings, KernelRow, Setting, copy_ceilings, measure
-from benchmarks.kernels.cases import OPS, cases_of
-from benchmarks.progress import RunProgress
+from benchmarks.kernels import dense, groups, indexes, rows
+from benchmarks.kernels.base import Ceilings, KernelCase, KernelRow, Setting, copy_ceilings, measure
 from benchmarks.shapes import SHAPES
-from benchmarks.tables import Column
+from carrel import tables
+from carrel.process.command_line import flag
+from carrel.progress import RunProgress
+from carrel.tables import Column
+
+OPERATIONS = dense.OPERATIONS | rows.OPERATIONS | indexes.OPERATIONS | groups.OPERATIONS
+OPS = tuple(OPERATIONS)
+
+
+def cases_of(op: str, setting: Setting) -> Iterator[KernelCase]:
+    """The cases of one operation. Operands that its cases share are freed with them: take one after the other."""
+    yield from OPERATIONS[op].cases(op, setting)
+
 
 COLUMNS: tuple[Column[KernelRow], ...] = (
     Column("kernel", lambda row: row.op, False),
     Column("size", lambda row: row.label, False),
     Column("MiB", lambda row: f"{row.num_bytes / 2**20:.2f}"),
-    Column("us", lambda row: tables.spread(row.us, 1)),
+    Column("us", lambda row: row.us.text(1)),
     Column("TB/s", lambda row: f"{row.tb_per_s:.2f}"),
     Column("of a copy's", lambda row: f"{row.ceiling_share:.2f}"),
     Column("rival", lambda row: row.rival or "-", False),
-    Column("its us", lambda row: tables.spread(row.rival_us, 1)),
+    Column("its us", lambda row: row.rival_us.text(1) if row.rival_us else "-"),
     Column("x faster", lambda row: tables.number(row.rival_ratio, 2)),
     Column("error", lambda row: "-" if row.error is None else f"{row.error:.1e}"),
 )
@@ -40,13 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "On a CPU the references run, which shows that the benchmark works and nothing else."
     add_model(parser)
     add_workloads(parser)
-    parser.add_argument(
-        "--budget",
-        type=num_tokens,
-        default=2048,
-        metavar="N",
-        help="selected per KV head (default: %(default)s)",
-    )
+    flag(parser, "--budget", "selected per KV head", 2048, num_tokens)
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS), metavar="OP", help=", ".join(OPS))
     parser.add_argument(
         "--warm",

@@ -11,7 +11,7 @@ from benchmarks.about import about
 from benchmarks.figures import Report
 from benchmarks.shapes import SHAPES, ModelShape
 from carrel.process import command_line
-from carrel.process.command_line import at_least, new_file
+from carrel.process.command_line import at_least, flag, new_file
 from carrel.process.options import num_bytes
 from gpu_worker.records import Budget
 
@@ -47,7 +47,7 @@ def workload(text: str) -> Workload:
 
 
 def workloads_of(options: argparse.Namespace) -> list[Workload]:
-    """Those that were named, or the shape's own."""
+    """Return the workloads that were named, or the shape's own."""
     named: list[Workload] | None = options.workloads
     return named or [workload(word) for word in DEFAULT_WORKLOADS[options.model_shape].split()]
 
@@ -74,56 +74,47 @@ def budget(text: str) -> float | int:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", type=new_file, default=None, metavar="FILE", help="write everything measured here"
-    )
-    parser.add_argument(
-        "--commit", default=None, metavar="HASH", help="recorded where the code runs without its git folder"
-    )
+    flag(parser, "--json", "write everything measured here", parse=new_file, metavar="FILE")
+    flag(parser, "--commit", "recorded where the code runs without its git folder", metavar="HASH")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model-shape",
-        choices=list(SHAPES),
-        default="llama-3.1-8b",
-        metavar="NAME",
-        help=f"{', '.join(SHAPES)} (default: %(default)s)",
+    flag(
+        parser, "--model-shape", f"{', '.join(SHAPES)}", "llama-3.1-8b", metavar="NAME", choices=list(SHAPES)
     )
     add_device(parser)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda (default: %(default)s)"
-    )
+    flag(parser, "--device", "auto, cpu, cuda", "auto", metavar="DEVICE")
 
 
 def add_workloads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    flag(
+        parser,
         "--workloads",
-        nargs="+",
-        type=workload,
-        default=None,
+        "such as 32Kx24 128Kx6 (default: the shape's own)",
+        parse=workload,
         metavar="CONTEXTxBATCH",
-        help="such as 32Kx24 128Kx6 (default: the shape's own)",
+        nargs="+",
     )
 
 
 def add_policies(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    flag(
+        parser,
         "--policies",
-        nargs="+",
-        default=["full", "pqcache"],
+        "with options as bitkeys:rest=fitted,num_sink=8",
+        ["full", "pqcache"],
         metavar="NAME",
-        help="with options as bitkeys:rest=fitted,num_sink=8 (default: full pqcache)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--budget",
-        type=budget,
-        default=2048,
+        "tokens attended per KV head and layer, or a share of the context; full has none",
+        2048,
+        budget,
         metavar="SHARE|N",
-        help="tokens attended per KV head and layer, or a share of the context; full has none (default: %(default)s)",
     )
 
 
@@ -136,12 +127,12 @@ def budget_tokens(options: argparse.Namespace, policy: str, context: int) -> int
 
 
 def add_memory_limit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    flag(
+        parser,
         "--gpu-memory-limit",
-        type=num_bytes,
-        default=None,
+        "use no more of the GPU's memory than this, such as 80GiB; dense rivals take the largest batch that fits",
+        parse=num_bytes,
         metavar="SIZE",
-        help="use no more of the GPU's memory than this, such as 80GiB; dense rivals take the largest batch that fits",
     )
 
 

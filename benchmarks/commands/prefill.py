@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import (
     add_memory_limit,
     add_model,
@@ -21,10 +20,12 @@ from benchmarks.commands.options import (
 from benchmarks.comparison import Outcome, choose, measure_rivals
 from benchmarks.device import choose_device
 from benchmarks.figures import PrefillCase, PrefillFigures, revive
-from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, PREFILL, RivalSpec
 from benchmarks.shapes import SHAPES
-from benchmarks.tables import Column
+from carrel import tables
+from carrel.process.command_line import flag
+from carrel.progress import RunProgress
+from carrel.tables import Column
 
 DEFAULT_CONTEXTS = {
     "llama-3.1-8b": [8192, 32768, 131072],
@@ -55,10 +56,13 @@ COLUMNS: tuple[Column[PrefillRow], ...] = (
     Column("policy", lambda row: row.case.policy, False),
     Column("budget", lambda row: str(row.case.budget_tokens or "-")),
     Column("limit, GiB", lambda row: tables.gib(row.case.gpu_memory_limit)),
-    Column("first token, ms", lambda row: tables.spread(row.figures.ttft_ms, 1) if row.figures else "-"),
+    Column("first token, ms", lambda row: row.figures.ttft_ms.text(1) if row.figures else "-"),
     Column("x minimal dense", lambda row: tables.number(row.ttft_ratio, 2)),
     Column("x carrel full", lambda row: tables.number(row.full_ratio, 2)),
-    Column("second token, ms", lambda row: tables.spread(row.figures.tt2t_ms, 1) if row.figures else "-"),
+    Column(
+        "second token, ms",
+        lambda row: row.figures.tt2t_ms.text(1) if row.figures and row.figures.tt2t_ms else "-",
+    ),
     Column("x carrel full", lambda row: tables.number(row.tt2t_ratio, 2)),
     Column("tokens/s", lambda row: tables.number(_rate(row), 0)),
     Column("GPU, GiB", lambda row: tables.gib(row.figures.device_bytes) if row.figures else "-"),
@@ -67,20 +71,12 @@ COLUMNS: tuple[Column[PrefillRow], ...] = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument(
-        "--contexts", nargs="+", type=num_tokens, default=None, metavar="N", help="such as 32K 128K"
-    )
+    flag(parser, "--contexts", "such as 32K 128K", parse=num_tokens, nargs="+")
     add_policies(parser)
     add_memory_limit(parser)
-    parser.add_argument(
-        "--rivals",
-        nargs="+",
-        default=[BASELINE, "carrel"],
-        metavar="NAME",
-        help=f"{', '.join(PREFILL.rivals)} (default: {BASELINE}, carrel)",
-    )
-    parser.add_argument("--repeats", type=at_least(1), default=3, metavar="N", help="default: %(default)s")
-    parser.add_argument("--rounds", type=at_least(1), default=1, metavar="N", help="default: %(default)s")
+    flag(parser, "--rivals", f"{', '.join(PREFILL.rivals)}", [BASELINE, "carrel"], metavar="NAME")
+    flag(parser, "--repeats", "", 3, at_least(1))
+    flag(parser, "--rounds", "", 1, at_least(1))
     add_output(parser)
 
 
@@ -110,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cases_of(spec: RivalSpec, asked: Sequence[PrefillCase]) -> list[PrefillCase]:
-    """What was asked, or its dense counterpart, once each."""
+    """Return the requested cases, or their dense counterparts, once each."""
     if spec.has_policies:
         return list(dict.fromkeys(asked))
     return list(dict.fromkeys(replace(case, policy="full", budget_tokens=None) for case in asked))

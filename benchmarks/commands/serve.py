@@ -11,15 +11,15 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, budget, finish, num_tokens
 from benchmarks.figures import revive
 from benchmarks.load.client import LoadClient
 from benchmarks.load.requests import Asked, Percentiles
 from benchmarks.load.traffic import ClassRow, Slo, TrafficClass, run_traffic
-from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
-from carrel.process.command_line import at_least
+from carrel import tables
+from carrel.process.command_line import at_least, flag
+from carrel.progress import RunProgress
+from carrel.tables import Column
 
 SERVER_POLICY = "server"
 WARM_UP_TOKENS = 4
@@ -65,70 +65,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Start the server with `carrel serve`; it must take prompts as token ids, as OpenAI's API has it."
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
-    parser.add_argument("--api-key", default=None, metavar="KEY", help="default: CARREL_API_KEY")
-    parser.add_argument("--model", default=None, metavar="NAME", help="default: the first that is served")
-    parser.add_argument(
-        "--policies",
-        nargs="+",
-        default=[SERVER_POLICY],
-        metavar="NAME",
-        help=f"{SERVER_POLICY} leaves it to the server (default: {SERVER_POLICY})",
-    )
-    parser.add_argument(
-        "--budget", type=budget, default=None, metavar="SHARE|N", help="for all policies but full"
-    )
-    parser.add_argument(
-        "--concurrency",
-        nargs="+",
-        type=at_least(1),
-        default=[1, 4],
-        metavar="N",
-        help="requests at once (default: 1 4)",
-    )
-    parser.add_argument(
-        "--prompt-tokens", nargs="+", type=num_tokens, default=[1024], metavar="N", help="default: 1024"
-    )
-    parser.add_argument(
-        "--shared-tokens",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="of the prompts' start are the same in all (default: 0)",
-    )
-    parser.add_argument(
-        "--max-tokens", type=at_least(1), default=64, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
+    flag(parser, "--url", "server", "http://127.0.0.1:8000", metavar=None)
+    flag(parser, "--api-key", "default: CARREL_API_KEY", metavar="KEY")
+    flag(parser, "--model", "default: the first that is served", metavar="NAME")
+    flag(parser, "--policies", f"{SERVER_POLICY} leaves it to the server", [SERVER_POLICY], metavar="NAME")
+    flag(parser, "--budget", "for all policies but full", parse=budget, metavar="SHARE|N")
+    flag(parser, "--concurrency", "requests at once", [1, 4], at_least(1))
+    flag(parser, "--prompt-tokens", "", [1024], num_tokens)
+    flag(parser, "--shared-tokens", "of the prompts' start are the same in all", 0, at_least(0))
+    flag(parser, "--max-tokens", "", 64, at_least(1))
+    flag(
+        parser,
         "--requests",
-        type=at_least(1),
-        default=None,
-        metavar="N",
-        help="of each length and concurrency (default: 4 times --concurrency)",
+        "of each length and concurrency (default: 4 times --concurrency)",
+        parse=at_least(1),
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="of the prompts (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: %(default)s)"
-    )
+    flag(parser, "--seed", "of the prompts", 1, int)
+    flag(parser, "--timeout", "without a byte", 600.0, float, metavar="S")
     traffic = parser.add_argument_group("classes of requests side by side, in place of clients in a loop")
-    traffic.add_argument(
+    flag(
+        traffic,
         "--traffic",
-        nargs="+",
-        type=traffic_class,
-        default=[],
-        metavar="CLASS",
-        help="NAME=PROMPT+OUTPUT@RATE arrives at random, RATE a second, such as chats=512+64@3; "
+        "NAME=PROMPT+OUTPUT@RATE arrives at random, RATE a second, such as chats=512+64@3; "
         "NAME=PROMPT+OUTPUTxCOUNT[/AT_ONCE] comes at the start, such as documents=100K+64x3 batch=16K+128x16/8; "
         "agents=8K~512+64*4@1: after 8,000 tokens that all share, in four turns; known=8K:512+64*4x3/1: after 8,000 of "
         "each conversation's own",
+        [],
+        traffic_class,
+        metavar="CLASS",
     )
-    traffic.add_argument(
-        "--duration", type=float, default=12.0, metavar="S", help="of arrivals (default: %(default)s)"
-    )
-    traffic.add_argument("--slo-ttft", type=float, default=None, metavar="MS", help="that goodput asks for")
-    traffic.add_argument("--slo-tpot", type=float, default=None, metavar="MS", help="likewise")
+    flag(traffic, "--duration", "of arrivals", 12.0, float, metavar="S")
+    flag(traffic, "--slo-ttft", "that goodput asks for", parse=float, metavar="MS")
+    flag(traffic, "--slo-tpot", "likewise", parse=float, metavar="MS")
     parser.add_argument(
         "--api",
         choices=["carrel", "openai"],
@@ -225,7 +193,7 @@ def _tokens_or_dash(count: int) -> str:
 
 
 def _piece_notes(name: str, row: ClassRow) -> Iterable[str]:
-    """Of a server that sends several tokens in a piece, or none for a token without text."""
+    """Note that a server sends several tokens in a piece, or no piece for a token without text."""
     num_tokens = round(row.output_tokens_per_s * row.duration_s)
     if row.num_pieces is not None and row.num_pieces < LEAST_PIECES * num_tokens:
         yield (

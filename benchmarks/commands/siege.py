@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.commands.soak import device, worker_gauges
 from benchmarks.figures import revive
@@ -18,9 +17,10 @@ from benchmarks.load.client import LoadClient
 from benchmarks.load.processes import Server
 from benchmarks.load.questions import Question
 from benchmarks.load.siege import Honest, SiegeRow, run_siege
-from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
-from carrel.process.command_line import at_least
+from carrel import tables
+from carrel.process.command_line import at_least, flag
+from carrel.progress import RunProgress
+from carrel.tables import Column
 
 # An honest client's p95 besieged, over that alone.
 MOST = 2.0
@@ -37,43 +37,21 @@ COLUMNS: tuple[Column[SiegeRow], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
-    parser.add_argument(
-        "--api-key", default=None, metavar="KEY", help="of the honest client; default: CARREL_API_KEY"
-    )
-    parser.add_argument("--other-key", default="", metavar="KEY", help="of all others")
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="default: %(default)s")
-    parser.add_argument(
-        "--alone",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="of the honest client first (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt-tokens",
-        type=num_tokens,
-        default=1024,
-        metavar="N",
-        help="of the honest (default: %(default)s)",
-    )
+    flag(parser, "--url", "server", "http://127.0.0.1:8000", metavar=None)
+    flag(parser, "--api-key", "of the honest client; default: CARREL_API_KEY", metavar="KEY")
+    flag(parser, "--other-key", "of all others", "", metavar="KEY")
+    flag(parser, "--minutes", "", 5.0, float, metavar="M")
+    flag(parser, "--alone", "of the honest client first", 60.0, float, metavar="S")
+    flag(parser, "--prompt-tokens", "of the honest", 1024, num_tokens)
     for name, count, what in (
         ("bodies", 10_000, "random bodies, over the whole time"),
         ("slow", 1000, "sockets that say nothing, or a byte now and then"),
         ("unread", 256, "clients that never read their answer"),
         ("leaving", 200, "clients that leave before it is over"),
     ):
-        parser.add_argument(
-            f"--{name}", type=at_least(1), default=count, metavar="N", help=f"{what} (default: %(default)s)"
-        )
-    parser.add_argument(
-        "--server",
-        type=int,
-        default=None,
-        metavar="PID",
-        help="of the carrel serve, to count its descriptors",
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: %(default)s")
+        flag(parser, f"--{name}", f"{what}", count, at_least(1))
+    flag(parser, "--server", "of the carrel serve, to count its descriptors", parse=int, metavar="PID")
+    flag(parser, "--seed", "", 1, int)
     add_output(parser)
 
 
@@ -140,7 +118,7 @@ def _of(row: SiegeRow, is_besieged: bool) -> str:
 
 
 def notes(row: SiegeRow) -> Iterable[str]:
-    """What the others got, and what was left."""
+    """Describe the answers that the attackers got, and what was left open."""
     if (other := row.repulse) is not None:
         told = ", ".join(f"{count} {status}" for status, count in other.statuses.items())
         yield f"{sum(other.statuses.values())} random bodies: {told}"

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from benchmarks import tables
 from benchmarks.commands.options import add_output, finish, num_tokens
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import revive
@@ -19,9 +18,10 @@ from benchmarks.load.processes import Server
 from benchmarks.load.questions import questions
 from benchmarks.load.soak import RECOVERY_S, Plan, Soak
 from benchmarks.load.soak_row import Meter, SoakRow, Struck, Waits
-from benchmarks.progress import RunProgress
-from benchmarks.tables import Column
-from carrel.process.command_line import at_least
+from carrel import tables
+from carrel.process.command_line import at_least, flag
+from carrel.progress import RunProgress
+from carrel.tables import Column
 from kv_store.client.errors import StoreError
 from kv_store.client.rpc import StoreRpc
 from kv_store.v1 import kv_store_pb2 as pb
@@ -53,59 +53,46 @@ COLUMNS: tuple[Column[Meter], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
-    parser.add_argument("--api-key", default=None, metavar="KEY", help="default: CARREL_API_KEY")
-    parser.add_argument("--streams", type=at_least(1), default=8, metavar="N", help="default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="default: %(default)s")
-    parser.add_argument(
-        "--questions",
-        type=at_least(1),
-        default=24,
-        metavar="N",
-        help="asked alone first (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt-tokens", type=num_tokens, default=2048, metavar="N", help="at most (default: %(default)s)"
-    )
-    parser.add_argument(
+    flag(parser, "--url", "server", "http://127.0.0.1:8000", metavar=None)
+    flag(parser, "--api-key", "default: CARREL_API_KEY", metavar="KEY")
+    flag(parser, "--streams", "", 8, at_least(1))
+    flag(parser, "--minutes", "", 10.0, float, metavar="M")
+    flag(parser, "--questions", "asked alone first", 24, at_least(1))
+    flag(parser, "--prompt-tokens", "at most", 2048, num_tokens)
+    flag(
+        parser,
         "--policies",
-        nargs="+",
-        default=[SERVER_POLICY, "full", "snapkv"],
+        f"of requests; {SERVER_POLICY} leaves it to the server",
+        [SERVER_POLICY, "full", "snapkv"],
         metavar="NAME",
-        help=f"of requests; {SERVER_POLICY} leaves it to the server (default: %(default)s)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--server",
-        type=int,
-        default=None,
+        "of a carrel serve on this machine, to watch all its processes",
+        parse=int,
         metavar="PID",
-        help="of a carrel serve on this machine, to watch all its processes",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--fault-every",
-        type=float,
-        default=0.0,
+        "kill one of the --server's processes so often, or stop it for ever, each in turn (default: never)",
+        0.0,
+        float,
         metavar="S",
-        help="kill one of the --server's processes so often, or stop it for ever, each in turn (default: never)",
     )
-    parser.add_argument(
-        "--store", default=None, metavar="ADDRESS", help="of the KV store, to watch what it holds"
-    )
-    parser.add_argument(
-        "--every", type=float, default=5.0, metavar="S", help="between two looks (default: %(default)s)"
-    )
-    parser.add_argument(
+    flag(parser, "--store", "of the KV store, to watch what it holds", metavar="ADDRESS")
+    flag(parser, "--every", "between two looks", 5.0, float, metavar="S")
+    flag(
+        parser,
         "--near-tie",
-        type=float,
-        default=0.0,
+        "an answer that leaves the one alone where its two best tokens were nearer differs by rounding",
+        0.0,
+        float,
         metavar="NATS",
-        help="an answer that leaves the one alone where its two best tokens were nearer differs by rounding "
-        "(default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="without a byte (default: %(default)s)"
-    )
+    flag(parser, "--seed", "", 1, int)
+    flag(parser, "--timeout", "without a byte", 600.0, float, metavar="S")
     add_output(parser)
 
 
@@ -157,7 +144,7 @@ async def _run(options: argparse.Namespace) -> tuple[SoakRow, dict[str, Any]]:
             return found | (server.gauges() if server is not None else {})
 
         def keep(row: SoakRow) -> None:
-            """What ends this run early leaves what was seen so far."""
+            """Write the outcome so far, so that a run that ends early leaves it."""
             finish(options, device(), served, (row,))
             progress.tell(
                 f"{row.ran_s / 60:.0f} min: {row.num_answered} answered, {row.num_ended} ended by a fault"
@@ -183,7 +170,7 @@ def worker_gauges(metrics: str) -> dict[str, float]:
 
 
 def notes(row: SoakRow) -> Iterable[str]:
-    """What was asked, and what came of it."""
+    """Describe the questions, and their outcomes."""
     yield (
         f"{row.num_streams} streams, {row.seconds / 60:g} minutes, {row.num_questions} questions: {row.num_answered} "
         f"answered, {row.num_aborted} aborted, {row.num_failed} failed, {row.num_differing} answered otherwise than "

@@ -23,7 +23,7 @@ MAX_COPIES = 64
 
 @dataclass(frozen=True)
 class Setting:
-    """What the cases are made for. budget_tokens: selected per KV head."""
+    """Model, workloads and budget that cases are made for. budget_tokens: selected per KV head."""
 
     shape: ModelShape
     workloads: tuple[Workload, ...]
@@ -109,7 +109,7 @@ class KernelCase:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What plain copies reach: within the device's memory, bytes read and written counted, and to it from the host."""
+    """Speeds of plain copies: within the device's memory (bytes read and written), and to it from the host."""
 
     tb_per_s: float
     from_host_tb_per_s: float

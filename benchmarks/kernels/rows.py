@@ -12,7 +12,6 @@ from torch import Tensor
 
 from benchmarks.commands.options import Workload
 from benchmarks.kernels.base import Setting, batches, mismatch, missed, workloads
-from benchmarks.kernels.host_memory import pinned_bytes
 from benchmarks.kernels.operation import Operation, Rival, Sized
 from benchmarks.traces import WindowTrace
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
@@ -20,6 +19,31 @@ from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.resolve.reference import resolve as fill_reference
 from gpu_worker.kernels.rows.reference import ArenaLayout
 from kv_store.client.layout import Layout, SlabGeometry
+
+
+def pinned_bytes(num_bytes: int, device: torch.device) -> Tensor:
+    """Pinned memory as the device sees it: uint8 [num_bytes]; on a CPU, plain memory. No two rows are the same."""
+    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    # of an odd length, so that it stands elsewhere in every row
+    pattern = torch.randint(256, ((1 << 20) + 1,), dtype=torch.uint8)
+    for begin in range(0, num_bytes, len(pattern)):
+        part = host[begin : begin + len(pattern)]
+        part.copy_(pattern[: len(part)])
+    return torch.as_tensor(_DeviceView(host), device=device) if device.type == "cuda" else host
+
+
+class _DeviceView:
+    """Pinned memory has one address on both sides. A view of it keeps the host's tensor alive."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.host = host
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (host.numel(),),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "version": 3,
+        }
+
 
 Arguments = tuple[Any, ...]
 KERNELS = "kernels."

@@ -64,8 +64,11 @@ class Siege:
 
 @dataclass(frozen=True)
 class Repulse:
-    """What the attackers got: answers to random bodies by status (`none`: the connection was closed without one),
-    and how often a slow or idle socket, one that never reads, and one that leaves came anew."""
+    """Answers that the attackers got to random bodies, by status, and numbers of their sockets.
+
+    `none`: the connection was closed without an answer. The numbers count reopened sockets: slow or idle ones, those
+    that never read, and those that leave.
+    """
 
     statuses: dict[str, int]
     num_slow: int
@@ -180,7 +183,7 @@ class Besiegers:
             self._statuses[await self._status(random_body(rng, self._siege.model), rng)] += 1
 
     async def _status(self, body: bytes, rng: random.Random) -> str:
-        """Of one answer; its body is not waited for."""
+        """Return the status of one answer, without waiting for its body."""
         path = rng.choice(("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/responses"))
         try:
             loop, one = asyncio.get_running_loop(), await self._connect()

@@ -13,7 +13,7 @@ import httpx
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.load.requests import Asked, RequestResult
-from carrel.sse import achunks, authorization
+from carrel.sse import achunks, authorization, refusal
 
 CONNECT_TIMEOUT_S = 10.0
 WORDS = (
@@ -67,11 +67,11 @@ class LoadClient:
         return str((await self._json("GET", "/v1/models"))["data"][0]["id"])
 
     async def about(self) -> dict[str, Any]:
-        """What the server says of its version."""
+        """Return the server's version."""
         return await self._json("GET", "/version") if self._is_carrel else {}
 
     async def prompt(self, count: int, seed: str) -> list[int] | str:
-        """Of `count` tokens; text of as many words where the server makes no token ids."""
+        """Make a prompt of `count` tokens; text of as many words where the server makes no token ids."""
         if self._is_carrel:
             return await self.token_ids(count, seed)
         return " ".join(Random(seed).choices(WORDS, k=count))
@@ -120,7 +120,7 @@ class LoadClient:
             ) as response:
                 if response.is_error:
                     await response.aread()
-                    raise RequestFailed(_refusal(response), _code(response))
+                    raise RequestFailed(*refusal(response))
                 async for piece in achunks(response):
                     if error := piece.get("error"):
                         raise RequestFailed(str(error.get("message", error)), str(error.get("code", "")))
@@ -129,14 +129,14 @@ class LoadClient:
             raise RequestFailed(f"{type(exc).__name__}: {exc}") from exc
 
     async def is_ready(self, patience_s: float = 2.0) -> bool:
-        """Whether the server says that it would answer."""
+        """Return whether the server reports that it is ready."""
         try:
             return (await self._client.get("/ready", timeout=patience_s)).is_success
         except httpx.HTTPError:
             return False
 
     async def text(self, path: str) -> str:
-        """What a page says. Raises BenchmarkError."""
+        """Return the text of a page. Raises BenchmarkError."""
         return (await self._ask("GET", path)).text
 
     async def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class LoadClient:
                 f"no server at {self._url} ({type(exc).__name__}): start one with `carrel serve`, or name it: --url"
             ) from exc
         if response.is_error:
-            raise BenchmarkError(f"{self._url}{path}: {_refusal(response)}")
+            raise BenchmarkError(f"{self._url}{path}: {refusal(response)[0]}")
         return response
 
 
@@ -184,17 +184,3 @@ async def _result(chunks: AsyncIterator[dict[str, Any]], begin: float) -> Reques
         carrel=dict(usage.get("carrel") or {}),
         gaps_s=tuple(gaps),
     )
-
-
-def _refusal(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status_code}"
-
-
-def _code(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["code"])
-    except (ValueError, KeyError, TypeError):
-        return ""

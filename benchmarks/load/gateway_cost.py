@@ -19,7 +19,7 @@ import psutil
 from benchmarks.children import wait_or_kill
 from benchmarks.errors import BenchmarkError
 from carrel.process.version import CHECKOUT
-from carrel.serve.ports import held_port
+from carrel.serve.endpoints import held_port
 
 START_S = 60.0
 STOP_S = 10.0
@@ -38,7 +38,7 @@ class GatewayLevel:
 
 @dataclass(frozen=True)
 class GatewayRow:
-    """What a level cost the gateway: processor time over all its threads. prompt_tokens: of one request."""
+    """Cost of a level for the gateway: processor time over all its threads. prompt_tokens: of one request."""
 
     level: GatewayLevel
     prompt_tokens: int
@@ -47,7 +47,7 @@ class GatewayRow:
 
     @property
     def cpu_ms(self) -> float:
-        """Of one request."""
+        """Processor time of one request."""
         return 1000 * self.cpu_s / self.level.num_requests
 
 
@@ -73,7 +73,7 @@ class GatewayCost:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """What one core streams, prompts left out."""
+        """Tokens that one core streams, without prompts."""
         return 1e6 / self.output_token_us
 
 

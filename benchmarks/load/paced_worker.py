@@ -24,7 +24,7 @@ FIRST_TOKEN, NUM_TOKENS = 1000, 1000
 
 
 class PacedWorker(pb_grpc.GPUWorkerServicer):
-    """What a gateway asks of its worker; nothing of it costs more than its messages do."""
+    """A worker that costs a gateway no more than its messages do."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s

@@ -29,7 +29,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True)
 class Blow:
-    """What is done to which process."""
+    """A fault, and the process that it hits."""
 
     who: str
     how: How
@@ -76,7 +76,7 @@ class Server:
         return pid
 
     def gauges(self) -> dict[str, float]:
-        """Of each process by name, and of all below the supervisor together."""
+        """Return the gauges of each process by name, and of all below the supervisor together."""
         found: dict[str, float] = {}
         for name, pid in self.find().items():
             if gauges := process_gauges(pid):
@@ -94,7 +94,7 @@ class Server:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, though its parent may not have heard of it."""
+    """Return whether a process has ended, though its parent may not have noticed."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What a soak asks: prompts of token ids, whose greedy answers are known from asking alone."""
+"""Questions of a soak: prompts of token ids with greedy answers that are known from asking alone."""
 
 from __future__ import annotations
 

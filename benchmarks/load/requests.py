@@ -45,7 +45,7 @@ class RequestResult:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of many requests."""
+    """Percentiles over many requests."""
 
     p50: float
     p95: float

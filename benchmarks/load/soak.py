@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Wait:
-    """Of one question: asked, and its first token."""
+    """Times of one question: asked, and its first token."""
 
     asked_s: float
     first_s: float

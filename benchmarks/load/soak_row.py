@@ -1,4 +1,4 @@
-"""What came of a soak: answers, errors, how long first tokens took around each fault, and what grew."""
+"""Outcome of a soak: answers, errors, times to first tokens around each fault, and growth."""
 
 from __future__ import annotations
 

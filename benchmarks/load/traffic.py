@@ -69,7 +69,7 @@ class TrafficClass:
         return made
 
     def num_tokens(self, turn: int) -> int:
-        """Of the prompt of a conversation's turn, which are counted from 0."""
+        """Return the prompt's length in a conversation's turn; turns are counted from 0."""
         before = self.shared_tokens + self.opening_tokens
         return before + (turn + 1) * self.prompt_tokens + turn * self.max_tokens
 
@@ -91,7 +91,7 @@ def _tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class Slo:
-    """What a request must keep to count as good: its first token, and its mean time a token, in ms. None: anything."""
+    """Limits of a good request: its first token, and its mean time a token, in ms. None: no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -105,7 +105,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """What came of one class. gap_ms: between two pieces of a stream, over all streams; gap_p999_ms likewise.
+    """Outcome of one class. gap_ms: between two pieces of a stream, over all streams; gap_p999_ms likewise.
     first_ttft_ms: of first turns, later_ttft_ms: of the others; `ttft_ms` counts both. cached_tokens: of the prompts,
     as the server reports. num_pieces: of all streams. attended_tokens, hit_rate, bytes_moved: means over requests.
     None: the server, or older JSON, does not have it.

@@ -53,12 +53,15 @@ def request_of(
 
 
 def name_of(case: DecodeCase | PrefillCase) -> str:
-    """Of the policy, without its options."""
+    """Return the policy's name, without its options."""
     return case.policy.partition(":")[0]
 
 
 def policies_for(case: DecodeCase | PrefillCase, *given: Policy) -> dict[str, Policy]:
-    """Of the registry, with those given, and the options of a case's `NAME:FIELD=VALUE,...`. Raises NotMeasurable."""
+    """Return the registry's policies and those given, with a case's `NAME:FIELD=VALUE,...` options set.
+
+    Raises NotMeasurable.
+    """
     name, separator, fields = case.policy.partition(":")
     try:
         words = [f"{name}:{field}" for field in fields.split(",")] if separator else []

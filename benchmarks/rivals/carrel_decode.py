@@ -22,7 +22,6 @@ from benchmarks.rivals.bare_engine import (
 )
 from benchmarks.rivals.engine_slots import House
 from benchmarks.rivals.replayed import Replayed
-from benchmarks.rivals.synthetic_prefill import SyntheticPrefill
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times, write_trace
 from gpu_worker.engine.request import Status
@@ -30,8 +29,25 @@ from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import ErrorEvent, Event, IndexDevice
 from gpu_worker.row_format import row_format
+from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.startup.assemble import Assembled
 from gpu_worker.state.sequence import Sequence
+
+
+class SyntheticPrefill(Prefill):
+    """Random rows go where computed ones would: slots, arena, index, compression. All buffers are filled once."""
+
+    def _run_quantum(self, wait: bool) -> None:
+        for drawn in (*self._buffers, *(prompt.queries for prompt in self.prompts)):
+            drawn.normal_()
+        while not self._is_computed:
+            self._finish_layer()
+            self._settle()
+        while not self.is_done:
+            for prompt in self.prompts:
+                prompt.wait()
+            self._settle()
+
 
 # A policy that compresses again more rarely than this is not waited for: spread over so many steps it costs nothing.
 LONGEST_INTERVAL = 512

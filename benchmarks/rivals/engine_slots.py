@@ -70,7 +70,7 @@ class House:
         return Slots(self.batch * self._num_heads * per_head * self._block_bytes, hot_tokens)
 
     def _sequence_blocks(self, every: int) -> int:
-        """Of one sequence that misses nothing."""
+        """Return the blocks of one sequence that misses nothing."""
         plan, shape, heads = self.plan, self.shape, self.shape.num_kv_heads
         if self.policy.family is not Family.RETAIN or not plan.selects:
             return self._num_heads * every

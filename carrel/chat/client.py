@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -13,7 +12,7 @@ import httpx
 from carrel.chat.conversation import ChatOptions, Delta, Message, Model, Usage
 from carrel.errors import ChatError
 from carrel.process.options import OptionError
-from carrel.sse import authorization, chunks
+from carrel.sse import authorization, chunks, refusal
 
 CONNECT_TIMEOUT_S = 5.0
 # a long document is prefilled before the first byte; the server sends heartbeats meanwhile, or should
@@ -37,7 +36,7 @@ class ChatClient:
         with self._translated():
             response = self._client.get(f"{self._url}/v1/models", timeout=CONNECT_TIMEOUT_S)
             if response.is_error:
-                raise refusal(response.status_code, response.text)
+                raise refused(response)
             first = response.json()["data"][0]
             return Model(str(first["id"]), int(first.get("max_model_len") or 0))
 
@@ -52,7 +51,7 @@ class ChatClient:
         ):
             if response.is_error:
                 response.read()
-                raise refusal(response.status_code, response.text)
+                raise refused(response)
             for chunk in chunks(response):
                 yield from read_chunk(chunk)
 
@@ -108,14 +107,10 @@ def read_chunk(chunk: dict[str, Any]) -> Iterator[Delta | Usage]:
         yield Usage(**{name: value for name, value in values.items() if name in known and value is not None})
 
 
-def refusal(status: int, text: str) -> ChatError:
+def refused(response: httpx.Response) -> ChatError:
     """The server's own words, with the remedy where we know one."""
-    try:
-        error = json.loads(text)["error"]
-        message, code = str(error["message"]), str(error.get("code"))
-    except (ValueError, KeyError, TypeError):
-        message, code = f"the server answered {status}", ""
-    if status == httpx.codes.UNAUTHORIZED:
+    message, code = refusal(response)
+    if response.status_code == httpx.codes.UNAUTHORIZED:
         message += " (give the key with --api-key or CARREL_API_KEY)"
     if code == "context_length_exceeded":
         message += " (take a shorter --file, or /reset)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from carrel.process.options import OptionError
 
@@ -18,7 +17,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What every request of a conversation carries. None leaves the choice to the server."""
+    """Options that every request of a conversation carries. None leaves the choice to the server."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -43,7 +42,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the answer cost. The fields from `policy` on are Carrel's own; another server sends none."""
+    """Usage that the server reports with an answer. Only Carrel sends the fields from `policy` on."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -103,18 +102,3 @@ def _check_text(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as exc:
         raise not_text(what) from exc
-
-
-def read_document(path: Path) -> str:
-    """A text file's content. Raises OptionError when it is missing, empty or no UTF-8 text."""
-    try:
-        text = path.expanduser().read_text(encoding="utf-8-sig")
-    except OSError as exc:
-        raise OptionError(f"cannot read {path}: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise OptionError(f"{path} is not UTF-8 text (byte {exc.start}); convert it first") from exc
-    if "\0" in text:
-        raise OptionError(f"{path} is a binary file, not text")
-    if not text.strip():
-        raise OptionError(f"{path} is empty")
-    return text

@@ -11,9 +11,10 @@ from rich.markup import escape
 
 from carrel.chat.answer import Answer, cost_line, take_answer
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import ChatOptions, Conversation, Model, not_text, read_document
+from carrel.chat.conversation import ChatOptions, Conversation, Model, not_text
 from carrel.errors import CarrelError
 from carrel.process.options import OptionError
+from carrel.texts import read_text
 
 HELP = (
     "/file PATH  talk about a document    /reset  forget the turns    /quit  leave    Ctrl-C  stop an answer"
@@ -77,7 +78,7 @@ class Repl:
 
     def open(self, path: Path) -> None:
         """Talk about a document from here on."""
-        document = read_document(path)
+        document = read_text(path)
         self._conversation.open(document)
         self._note(f"{path}: {len(document):,} characters stand before your next question")
 

@@ -81,7 +81,7 @@ class ClusterWorkerClient:
         return all_stores(map(pb.StoreStatsResponse.FromString, replies))
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
-        """Of all replicas; of a session that has moved, what it holds where it was last."""
+        """List the sessions of all replicas. A session that has moved is listed as its last replica holds it."""
         latest: dict[str, pb.Session] = {}
         replies = [
             pb.ListSessionsResponse.FromString(reply)

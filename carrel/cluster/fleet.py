@@ -80,7 +80,7 @@ class Fleet:
         return tuple(answer for answer in answers if type(answer) is Report)
 
     async def _broadcast(self, timeout_s: float, method: str, *arguments: Any) -> Sequence[Any]:
-        """What each replica returns, or its exception."""
+        """Call every replica, and return each one's result or exception."""
         with _translated():
             try:
                 return await self._handle.broadcast(method, *arguments).results_async(

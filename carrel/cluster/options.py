@@ -129,7 +129,7 @@ class Place:
 
 
 def manifest(place: Place, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What `ray.serve.schema.ServeDeploySchema` reads."""
+    """Return the contents of a file that `ray.serve.schema.ServeDeploySchema` reads."""
     return {
         "proxy_location": place.proxies,
         "http_options": {"host": place.host, "port": place.port},

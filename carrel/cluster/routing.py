@@ -64,8 +64,10 @@ class PrefixMap:
         self._replica_of: OrderedDict[bytes, str] = OrderedDict()
 
     def find(self, links: Sequence[bytes], replicas: Collection[str]) -> tuple[str, int] | None:
-        """Of `replicas`, the one that was given most of a chain, and how many of its links; None when none was given
-        the first."""
+        """Return the replica that was given the longest part of a chain, and the number of its links.
+
+        None when none of `replicas` was given the first link.
+        """
         for number in range(len(links), 0, -1):
             replica = self._replica_of.get(links[number - 1])
             if replica is not None and replica in replicas:

@@ -1,8 +1,9 @@
-"""What one replica runs beside itself on its node: a store actor and a worker process."""
+"""Processes that a replica starts on its node: a store actor and a worker process."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,14 @@ import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from carrel.cluster.options import ClusterOptions
-from carrel.cluster.worker_process import WorkerProcess
-from carrel.errors import ReplicaStartError
+from carrel.errors import ChildError, ReplicaStartError
+from carrel.process.events import Progress
 from carrel.process.options import OptionError
 from carrel.process.settings import Resolved, validate
-from carrel.serve.children import STORE_START_S, Endpoints, child_environment, worker_spec
+from carrel.serve.background import Background
+from carrel.serve.children import STORE_START_S, child_environment, worker_spec
+from carrel.serve.display import Listener
+from carrel.serve.endpoints import Endpoints
 from carrel.serve.model import find_model
 from carrel.serve.runtime_dir import runtime_dir
 from kv_store.actor import MAX_CONCURRENCY, StoreActor
@@ -24,6 +28,19 @@ from kv_store.config import StoreConfig
 
 STORE_BUNDLE = 1
 STORE_STOP_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class _Logged(Listener):
+    """Logs what the worker writes, and the stages that it has finished."""
+
+    def progress(self, child: str, progress: Progress) -> None:
+        if progress.done == progress.total:
+            log.info("%s: %s", child, progress.stage)
+
+    def line(self, child: str, text: str) -> None:
+        log.warning("%s: %s", child, text)
 
 
 class ReplicaServices:
@@ -44,14 +61,24 @@ class ReplicaServices:
             stack.callback(stop_store, self.store)
             await_store(self.store)
             spec = worker_spec(find_model(options.model), texts, self.endpoints)
-            self.worker = WorkerProcess(spec, child_environment(os.environ), on_worker_death)
+            self.worker = Background(
+                (spec,), child_environment(os.environ), _Logged(), lambda error: on_worker_death(_told(error))
+            )
             stack.callback(self.worker.stop)
-            self.worker.wait_ready()
+            try:
+                self.worker.wait_ready()
+            except ChildError as error:
+                raise ReplicaStartError(_told(error)) from error
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Drain the worker, end it and the store, and remove the folder of their sockets. May be called twice."""
         self._stack.close()
+
+
+def _told(error: ChildError) -> str:
+    """The text of an error of the worker, with its last lines."""
+    return ": ".join(filter(None, [f"the {error}", "\n".join(error.lines)]))
 
 
 def store_config(resolved: Resolved[ClusterOptions], endpoints: Endpoints) -> StoreConfig:

@@ -1,4 +1,4 @@
-"""What the workers and the stores of all replicas tell of themselves, each as one."""
+"""Reports of all replicas' workers and stores, added up to one report each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _add(total: Message, told: Message, name: str) -> None:
 
 
 def _add_histogram(mine: pb.Histogram, its: pb.Histogram) -> None:
-    """Of equal bounds, as all processes are of one edition; what is not told is empty."""
+    """Add a histogram. Bounds are equal, since all processes have one version; one that was not sent is empty."""
     if its.counts:
         mine.bounds[:] = its.bounds
         mine.counts[:] = map(sum, zip_longest(mine.counts, its.counts, fillvalue=0))

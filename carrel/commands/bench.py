@@ -6,13 +6,13 @@ They import PyTorch and the worker's kernels, which this package never does.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from carrel.errors import CarrelError
+from carrel.machine import require
 from carrel.process.version import CHECKOUT
 
 BENCHMARKS = {
@@ -35,7 +35,7 @@ OTHER_LIBRARIES = ("torch",)
 
 
 class MissingBenchmarkError(CarrelError):
-    """The benchmarks, or a library that they need, are not installed."""
+    """The benchmarks are not installed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The benchmark's exit code. Raises MissingBenchmarkError."""
+    """The benchmark's exit code. Raises CarrelError."""
     check(arguments.benchmark, CHECKOUT)
     path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if part)
     # -P: a folder of the same name where the user stands is not taken for ours
@@ -71,15 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(benchmark: str, checkout: Path) -> None:
-    """Raises MissingBenchmarkError that says what to install."""
+    """Raises MissingBenchmarkError and MissingLibraryError, which say what to install."""
     if not (checkout / "benchmarks" / "__main__.py").is_file():
         raise MissingBenchmarkError(
             f"there is no benchmarks/ folder in {checkout}: they are not part of the installed package, "
             "run `carrel bench` from a checkout of the source"
         )
-    wanted = LIBRARIES.get(benchmark, OTHER_LIBRARIES)
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingBenchmarkError(
-            f"{benchmark} needs {', '.join(missing)}: pip install -e '{checkout}[bench]'"
-        )
+    require(benchmark, LIBRARIES.get(benchmark, OTHER_LIBRARIES), f"-e '{checkout}[bench]'")

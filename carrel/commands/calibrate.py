@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from carrel.calibration.process import calibrate
-from carrel.calibration.samples import cut_samples
-from carrel.errors import CarrelError
-from carrel.process.command_line import at_least
-from carrel.process.options import OptionError
+from carrel.calibration import calibrate, cut_samples
+from carrel.machine import require
+from carrel.process.command_line import at_least, flag, new_file
 from carrel.serve.children import child_environment
 from carrel.serve.model import find_model
 
@@ -25,10 +22,6 @@ if TYPE_CHECKING:
 # beyond this command's own
 LIBRARIES = ("transformers", "torch", "safetensors")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
-class MissingLibraryError(CarrelError):
-    """A library that the measuring needs is not installed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,33 +34,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="model directory, GGUF file or Hugging Face id (default: carrel-nano)",
     )
-    parser.add_argument(
-        "--text", nargs="+", type=Path, required=True, metavar="FILE", help="UTF-8 texts, plain or .xz"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
-    parser.add_argument(
-        "--tokens",
-        type=at_least(256),
-        default=32768,
-        metavar="N",
-        help="tokens of all samples, spread evenly over the texts (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--length", type=at_least(256), default=4096, metavar="N", help="of one sample (default: %(default)s)"
-    )
-    parser.add_argument(
+    flag(parser, "--text", "UTF-8 texts, plain or .xz", parse=Path, metavar="FILE", nargs="+", required=True)
+    flag(parser, "--out", "safetensors file to write", parse=new_file, metavar="FILE", required=True)
+    flag(parser, "--tokens", "tokens of all samples, spread evenly over the texts", 32768, at_least(256))
+    flag(parser, "--length", "of one sample", 4096, at_least(256))
+    flag(
+        parser,
         "--threshold",
-        type=_between(-1, 1),
-        default=0.8,
+        "cosine below which a token has no near duplicate",
+        0.8,
+        _between(-1, 1),
         metavar="X",
-        help="cosine below which a token has no near duplicate (default: %(default)s)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--share",
-        type=_between(0, 1),
-        default=0.04,
+        "of all KV heads, how many outliers to name; the file holds every score",
+        0.04,
+        _between(0, 1),
         metavar="X",
-        help="of all KV heads, how many outliers to name; the file holds every score (default: %(default)s)",
     )
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
     parser.add_argument(
@@ -77,27 +62,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help="auto: float32 on a CPU, else bfloat16",
     )
-    parser.add_argument(
-        "--threads", type=at_least(1), default=None, metavar="N", help="on a CPU (default: all)"
-    )
-    parser.add_argument(
-        "--revision", default=None, metavar="NAME", help="branch, tag or commit of a Hub model"
-    )
+    flag(parser, "--threads", "on a CPU (default: all)", parse=at_least(1))
+    flag(parser, "--revision", "branch, tag or commit of a Hub model", metavar="NAME")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """The outlier heads go to stdout, progress to stderr. Raises CarrelError."""
     notes = Console(stderr=True)
-    out = check_out(arguments.out)
     model = find_model(arguments.model)
-    check_libraries()
+    require("calibrate", LIBRARIES, "'carrel[gateway,gpu-worker]'")
     tokenizer = _tokenizer(model, arguments.revision)
     notes.print("cut samples", highlight=False)
     samples = cut_samples(arguments.text, tokenizer, arguments.tokens, arguments.length)
     num_tokens = sum(map(len, samples))
     notes.print(f"{len(samples)} samples, {num_tokens} tokens in all", highlight=False)
     flags = {
-        "--out": out,
+        "--out": arguments.out.absolute(),
         "--name": Path(model).name if Path(model).exists() else model,
         "--threshold": arguments.threshold,
         "--share": arguments.share,
@@ -106,31 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
         "--threads": arguments.threads,
         "--revision": arguments.revision,
     }
+    arguments.out.absolute().parent.mkdir(parents=True, exist_ok=True)
     for line in calibrate(model, samples, flags, child_environment(os.environ), notes):
         print(line)
-    notes.print(f"wrote {out}", highlight=False)
+    notes.print(f"wrote {arguments.out}", highlight=False)
     return 0
-
-
-def check_out(path: Path) -> Path:
-    """The file to write as an absolute path. Raises OptionError where none can be written."""
-    path = path.expanduser().absolute()
-    if path.is_dir():
-        raise OptionError(f"--out {path} is a folder: name a file in it")
-    if not path.parent.is_dir():
-        raise OptionError(f"--out {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OptionError(f"--out {path}: the folder {path.parent} may not be written to")
-    return path
-
-
-def check_libraries() -> None:
-    """Raises MissingLibraryError that says what to install."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingLibraryError(
-            f"this needs {', '.join(missing)}: pip install 'carrel[gateway,gpu-worker]'"
-        )
 
 
 def _tokenizer(model: str, revision: str | None) -> Tokenizer:

@@ -14,38 +14,37 @@ from pathlib import Path
 from rich.console import Console
 
 from carrel.chat.client import ChatClient
-from carrel.chat.conversation import ChatOptions, Conversation, not_text, read_document
+from carrel.chat.conversation import ChatOptions, Conversation, not_text
 from carrel.chat.repl import Repl
-from carrel.process.command_line import budget
+from carrel.process.command_line import budget, flag
 from carrel.process.options import OptionError
+from carrel.texts import read_text
 
 STOPPED_EXIT_CODE = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
-    parser.add_argument("--api-key", default=None, metavar="KEY", help="default: CARREL_API_KEY")
-    parser.add_argument("--file", type=Path, default=None, help="text file to talk about")
-    parser.add_argument("--question", default=None, help="ask this, print the answer, and end")
-    parser.add_argument(
-        "--policy", default=None, metavar="NAME", help="selection policy (default: the server's)"
-    )
-    parser.add_argument(
+    flag(parser, "--url", "server", "http://127.0.0.1:8000", metavar=None)
+    flag(parser, "--api-key", "default: CARREL_API_KEY", metavar="KEY")
+    flag(parser, "--file", "text file to talk about", parse=Path, metavar=None)
+    flag(parser, "--question", "ask this, print the answer, and end", metavar=None)
+    flag(parser, "--policy", "selection policy (default: the server's)", metavar="NAME")
+    flag(
+        parser,
         "--budget",
-        type=budget,
-        default=None,
+        "tokens attended: a share of the prompt or a number",
+        parse=budget,
         metavar="SHARE|N",
-        help="tokens attended: a share of the prompt or a number",
     )
-    parser.add_argument("--system", default=None, metavar="TEXT", help="system message")
-    parser.add_argument("--max-tokens", type=int, default=None, metavar="N", help="longest answer, in tokens")
-    parser.add_argument("--temperature", type=_number, default=None, metavar="T", help="0 is greedy")
+    flag(parser, "--system", "system message", metavar="TEXT")
+    flag(parser, "--max-tokens", "longest answer, in tokens", parse=int)
+    flag(parser, "--temperature", "0 is greedy", parse=_number, metavar="T")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers go to stdout, all else to stderr. Raises CarrelError."""
     options = ChatOptions(arguments.max_tokens, arguments.temperature, arguments.policy, arguments.budget)
-    document = read_document(arguments.file) if arguments.file else None
+    document = read_text(arguments.file) if arguments.file else None
     question = arguments.question
     if question is None and not sys.stdin.isatty():
         question = _read_stdin()

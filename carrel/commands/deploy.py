@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -11,7 +10,7 @@ from typing import Literal
 import yaml
 
 from carrel.cluster.options import ClusterOptions, Place, manifest
-from carrel.errors import DeployError
+from carrel.machine import require
 from carrel.process.command_line import add_options
 from carrel.process.options import is_loopback, option
 from carrel.process.settings import read
@@ -59,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options.print:
         print(yaml.safe_dump(manifest(place, args), sort_keys=False), end="")
         return 0
-    if importlib.util.find_spec("ray") is None:
-        raise DeployError("Ray is not installed: pip install 'carrel[cluster]'")
+    require("deploy", ("ray",), "'carrel[cluster]'")
     # a cluster without tokens lets everyone who reaches it run code
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -11,18 +11,19 @@ from pathlib import Path
 
 from rich.console import Console
 
+from carrel import tables
 from carrel.errors import EvaluationError
 from carrel.evaluation.about import describe, hash_files, model_files
 from carrel.evaluation.arguments import OWN, add_arguments
 from carrel.evaluation.cells import ABLATIONS, ALL, Cell, Order, name_policies, plan_cells
-from carrel.evaluation.fidelity.report import FidelityReport, markdown, read_fidelity
+from carrel.evaluation.fidelity.report import COLUMNS, FidelityReport, read_fidelity
 from carrel.evaluation.fidelity.run import run_fidelity
 from carrel.evaluation.local import local_worker
-from carrel.evaluation.progress import RunProgress
+from carrel.evaluation.progress import CellProgress
 from carrel.evaluation.record import Report, Source, read_report, require_same_source
 from carrel.evaluation.runner import Runner
 from carrel.evaluation.suite import Library, Suite
-from carrel.evaluation.table import markdown_table, rich_table, verdicts
+from carrel.evaluation.table import columns, verdicts
 from carrel.evaluation.tasks import expand
 from carrel.evaluation.worker_client import WorkerClient
 from carrel.methods import ablations_of, read_methods
@@ -64,7 +65,7 @@ def _fidelity(arguments: argparse.Namespace, notes: Console) -> None:
         report = run_fidelity(arguments, texts, notes)
     if arguments.json:
         report.write(arguments.json)
-    print(markdown(report.rows()))
+    tables.show("Distance to full attention", COLUMNS, report.rows())
 
 
 def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
@@ -100,7 +101,7 @@ def _measure(arguments: argparse.Namespace, notes: Console) -> Report:
                 report.write(arguments.json)
 
         concurrency = arguments.concurrency or max(1, info.max_num_seqs)
-        with closing(RunProgress(notes, report, len(cells), len(indexes))) as progress:
+        with CellProgress(notes, report, len(cells), len(indexes)) as progress:
             num_measured = arguments.measure_documents if arguments.measure else 0
             order = Order(cells, indexes, arguments.rounds_of, num_measured)
             ends = None if arguments.limit_seconds is None else begun + arguments.limit_seconds
@@ -178,10 +179,5 @@ def _open_report(arguments: argparse.Namespace, source: Source) -> Report:
 
 def _show(report: Report) -> None:
     results = report.results()
-    console = Console()
-    # elsewhere it would be squeezed into 80 columns, and Markdown says the same
-    if console.is_terminal:
-        console.print(rich_table(results))
-    print(markdown_table(results), end="\n\n")
-    for verdict in verdicts(results):
-        print(verdict)
+    title = "Exact match of the whole answer (95 % Wilson interval)"
+    tables.show(title, columns(results), results, map(str, verdicts(results)))

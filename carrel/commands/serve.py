@@ -14,12 +14,12 @@ from carrel.process.log_lines import is_json
 from carrel.process.settings import ignored_variables, read
 from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
-from carrel.serve.checks import run_checks
-from carrel.serve.children import Endpoints, check_specs, child_environment, child_specs
+from carrel.serve.children import check_specs, child_environment, child_specs, served_name
 from carrel.serve.display import Display
+from carrel.serve.endpoints import Endpoints, held_port
 from carrel.serve.model import check_hub_model, find_model
+from carrel.serve.one_shot import run_checks
 from carrel.serve.options import ServeOptions
-from carrel.serve.ports import held_port
 from carrel.serve.restarts import RestartPolicy
 from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.supervisor import Supervisor
@@ -53,14 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
         has_tls = options.ssl_certfile is not None
         endpoints = Endpoints(path, options.host, port, grpc_port, options.uds, has_tls)
 
+        texts = {**resolved.texts, "log_format": "json" if as_json else "text"}
+        specs = child_specs(model, texts, endpoints)
+
         def show_banner() -> None:
-            facts = gather_facts(endpoints, options.all_keys)
+            facts = gather_facts(endpoints, served_name(model, texts))
             display.show(banner(facts, resolved.shown(), version(), commit()))
             for line in ready_lines(facts, endpoints, needs_key=bool(options.all_keys)):
                 display.message(line)
 
-        texts = {**resolved.texts, "log_format": "json" if as_json else "text"}
-        specs = child_specs(model, texts, endpoints)
         run_checks(check_specs(model, texts, endpoints), environment)
         supervisor = Supervisor(display, environment, RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from carrel.errors import EvaluationError
+from carrel.machine import cpu_name, gpus, version_of
 from carrel.process.version import commit, version
 
+T = TypeVar("T")
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "faiss-cpu", "grpcio", "ray")
 
 
 def describe(device: str) -> dict[str, Any]:
     """Versions, machine, command line and time, for the reader of a report. `device` as the worker names it."""
     versions = {"carrel": version(), "commit": commit(), "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions |= {package: found for package in PACKAGES if (found := version_of(package))}
     return {
         "versions": versions,
         "machine": machine(device),
@@ -44,12 +42,12 @@ def of_both(about: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def machine(device: str) -> dict[str, Any]:
     """Processor, cores that this process may use, memory, and the GPU when `device` is one."""
     found: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
     }
     if device.startswith("cuda"):
-        found["gpu"] = _gpu_name()
+        found["gpu"] = next(iter(gpus("name")), "unknown")
     return found
 
 
@@ -59,6 +57,19 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text)
     partial.replace(path)
+
+
+def read_json(path: Path, number: int, what: str, build: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `build` makes of a JSON file of format `number`. Raises EvaluationError on any other file."""
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != number:
+            raise EvaluationError(f"{path} has format {content['format']}; this version reads {number}")
+        return build(content)
+    except OSError as exc:
+        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise EvaluationError(f"{path} is no {what}: {exc}") from exc
 
 
 def hash_files(paths: Iterable[Path]) -> str:
@@ -75,21 +86,3 @@ def model_files(model: Path) -> list[Path]:
     if model.is_file():
         return [model]
     return [*model.glob("*.safetensors"), model / "config.json", model / "tokenizer.json"]
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _gpu_name() -> str:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return next(iter(found.stdout.splitlines()), "unknown").strip()

@@ -8,7 +8,7 @@ from pathlib import Path
 from carrel.evaluation.cells import PROTOCOLS
 from carrel.evaluation.fact_suite import FACT_TASKS
 from carrel.evaluation.tasks import GROUPS, TEXT_TASKS
-from carrel.process.command_line import at_least, budget, new_file
+from carrel.process.command_line import at_least, budget, flag, new_file
 from carrel.process.options import options_of
 from carrel.serve.options import ServeOptions
 from gpu_worker.config import StudyOptions
@@ -35,99 +35,89 @@ TASKS = (*FACT_TASKS, *TEXT_TASKS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Lengths count prompt and answer together. docs/evaluation.md says how to read the table."
-    parser.add_argument("--model", metavar="MODEL", help="as for carrel serve (default: carrel-nano)")
-    parser.add_argument(
+    flag(parser, "--model", "as for carrel serve (default: carrel-nano)", metavar="MODEL")
+    flag(
+        parser,
         "--books",
-        type=Path,
+        "folder that holds heldout/*.txt.xz; mixed and needle need it, or --text-dir",
+        parse=Path,
         metavar="DIR",
-        help="folder that holds heldout/*.txt.xz; mixed and needle need it, or --text-dir",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--text-dir",
-        type=Path,
+        "folder of *.txt or *.txt.xz for haystacks (default: those of --books; without, sentences are invented)",
+        parse=Path,
         metavar="DIR",
-        help="folder of *.txt or *.txt.xz for haystacks (default: those of --books; without, sentences are invented)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--tasks",
-        nargs="+",
-        type=_task,
-        default=["mixed"],
+        f"{', '.join(TASKS)}; or {' and '.join(GROUPS)}, which stand for several; the first two are "
+        "carrel-nano's",
+        ["mixed"],
+        _task,
         metavar="TASK",
-        help=f"{', '.join(TASKS)}; or {' and '.join(GROUPS)}, which stand for several; the first two are "
-        "carrel-nano's (default: mixed)",
     )
     parser.add_argument(
         "--fidelity",
         action="store_true",
         help="no tasks: perplexity of texts through decode steps, and the distance to full",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--forced",
-        type=at_least(2),
-        default=128,
-        metavar="N",
-        help="of --fidelity: last tokens of a text, which are forced through decode steps (default: 128)",
+        "of --fidelity: last tokens of a text, which are forced through decode steps",
+        128,
+        at_least(2),
     )
-    parser.add_argument(
-        "--generate",
-        type=at_least(0),
-        default=32,
-        metavar="N",
-        help="of --fidelity: tokens generated until one differs from full's (default: 32)",
+    flag(
+        parser, "--generate", "of --fidelity: tokens generated until one differs from full's", 32, at_least(0)
     )
     parser.add_argument(
         "--chat", action="store_true", help="ask in the model's chat template (default: text to go on with)"
     )
-    parser.add_argument(
-        "--lengths",
-        nargs="+",
-        type=at_least(256),
-        default=[4096, 8192],
-        metavar="N",
-        help="tokens of prompt and answer (default: 4096 8192)",
-    )
-    parser.add_argument(
+    flag(parser, "--lengths", "tokens of prompt and answer", [4096, 8192], at_least(256))
+    flag(
+        parser,
         "--policies",
-        nargs="+",
-        default=["full", "oracle", "pqcache", "clusterkv"],
+        "any of the worker's; all: every one that wraps no other; ablations: the papers', beside the methods that "
+        "they are of",
+        ["full", "oracle", "pqcache", "clusterkv"],
         metavar="NAME",
-        help="any of the worker's; all: every one that wraps no other; ablations: the papers', beside the methods that "
-        "they are of (default: full oracle pqcache clusterkv)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--budgets",
-        nargs="+",
-        type=budget,
-        default=[0.2, 0.1],
+        "share of the prefilled tokens attended, or from 2 up their number; full has none",
+        [0.2, 0.1],
+        budget,
         metavar="SHARE|N",
-        help="share of the prefilled tokens attended, or from 2 up their number; full has none (default: 0.2 0.1)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--protocols",
-        nargs="+",
-        choices=PROTOCOLS,
-        default=list(PROTOCOLS),
+        "P1 prefills the question too, P2 decodes it",
+        list(PROTOCOLS),
         metavar="P",
-        help="P1 prefills the question too, P2 decodes it (default: P1 P2)",
+        choices=PROTOCOLS,
     )
-    parser.add_argument(
-        "--documents", type=at_least(1), default=100, metavar="N", help="per cell (default: 100)"
-    )
-    parser.add_argument(
+    flag(parser, "--documents", "per cell", 100, at_least(1))
+    flag(
+        parser,
         "--rounds-of",
-        type=at_least(1),
-        metavar="N",
-        help="ask every cell N documents, then every cell the next N, so that a run cut off is a whole table of fewer "
+        "ask every cell N documents, then every cell the next N, so that a run cut off is a whole table of fewer "
         "(default: one cell after the other)",
+        parse=at_least(1),
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--limit-seconds",
-        type=float,
+        "ask nothing more after so long, the start of the worker included; --json then has what there is",
+        parse=float,
         metavar="S",
-        help="ask nothing more after so long, the start of the worker included; --json then has what there is",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the questions (default: 1)")
+    flag(parser, "--seed", "of the questions", 1, int)
     parser.add_argument(
         "--shard",
         type=_shard,
@@ -135,21 +125,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="I/N",
         help="only every N-th document, from the I-th (from 0)",
     )
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write everything measured here")
+    flag(parser, "--json", "write everything measured here", parse=new_file, metavar="FILE")
     parser.add_argument("--resume", action="store_true", help="go on with what --json FILE already holds")
-    parser.add_argument(
+    flag(
+        parser,
         "--merge",
-        nargs="+",
-        type=Path,
+        "run nothing: join the reports of shards, show them and write --json",
+        parse=Path,
         metavar="FILE",
-        help="run nothing: join the reports of shards, show them and write --json",
+        nargs="+",
     )
     measure = parser.add_mutually_exclusive_group()
-    measure.add_argument(
+    flag(
+        measure,
         "--measure-documents",
-        type=at_least(1),
-        metavar="N",
-        help="measure attention mass and recall rate for the first N documents only, which saves time (default: all)",
+        "measure attention mass and recall rate for the first N documents only, which saves time (default: all)",
+        parse=at_least(1),
     )
     measure.add_argument(
         "--no-measure",
@@ -157,37 +148,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="no attention mass and recall rate, which slow decoding; then its time is compared",
     )
-    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="per answer (default: 900)")
-    parser.add_argument(
+    flag(parser, "--timeout", "per answer", 900.0, float, metavar="S")
+    flag(
+        parser,
         "--concurrency",
-        type=at_least(1),
-        metavar="N",
-        help="questions at once (default: what the worker runs at once)",
+        "questions at once (default: what the worker runs at once)",
+        parse=at_least(1),
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--worker",
+        "use a running worker (unix:PATH or HOST:PORT) instead of an own one",
         metavar="ADDRESS",
-        help="use a running worker (unix:PATH or HOST:PORT) instead of an own one",
     )
     own = parser.add_argument_group("the worker and store that are started without --worker")
     for each in (*options_of(ServeOptions), *options_of(StudyOptions)):
         if each.field in OWN:
             default = OWN[each.field]
-            shown = f" (default: {default or each.shown})" if default or each.shown else ""
-            own.add_argument(
+            shown = "" if default or not each.shown else f" (default: {each.shown})"
+            flag(
+                own,
                 each.flags[0],
+                each.help + shown,
+                default,
+                metavar=each.metavar,
                 dest=each.field,
                 nargs="+" if each.is_list else None,
-                default=default,
-                metavar=each.metavar,
-                help=each.help + shown,
             )
-    own.add_argument(
+    flag(
+        own,
         "--store-runtime",
+        "where the store runs",
+        "process",
+        metavar=None,
         dest="runtime",
         choices=("process", "ray"),
-        default="process",
-        help="where the store runs (default: process)",
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from carrel.tables import tokens
+
 PROTOCOLS = ("P1", "P2")
 # Attends everything, so a budget means nothing to it.
 UNBUDGETED = "full"
@@ -36,7 +38,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Such as "mixed 4K P2 pqcache n/10"."""
-        parts = [self.task, length_name(self.length), self.protocol, self.policy, budget_name(self.budget)]
+        parts = [self.task, tokens(self.length), self.protocol, self.policy, budget_name(self.budget)]
         return " ".join(part for part in parts if part)
 
 
@@ -73,11 +75,6 @@ def name_policies(
     return list(dict.fromkeys(name for policy in asked for name in words.get(policy, [policy])))
 
 
-def length_name(length: int) -> str:
-    """4096 is "4K"."""
-    return f"{length // 1024}K" if length % 1024 == 0 else str(length)
-
-
 def budget_name(budget: float | None) -> str:
     """0.2 is "n/5"; a share that is no whole part of n stays a number, as a number of tokens does."""
     if budget is None:
@@ -89,7 +86,7 @@ def budget_name(budget: float | None) -> str:
 
 
 def is_tokens(budget: float) -> bool:
-    """Whether a budget is a number of tokens; else it is a share."""
+    """Return whether a budget is a number of tokens; else it is a share."""
     return budget > 1
 
 
@@ -134,5 +131,5 @@ class Order:
                     yield Stage(is_measured, tuple((cell, index) for index in asked for cell in cells))
 
     def measures(self, index: int) -> bool:
-        """Whether a document is measured."""
+        """Return whether a document is measured."""
         return self.num_measured is None or index < self.num_measured

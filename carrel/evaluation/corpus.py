@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import lzma
 from dataclasses import dataclass
 from pathlib import Path
+
+from carrel.texts import read_text
 
 SPLITS = ("train", "dev", "eval")
 
@@ -49,9 +50,8 @@ def book_paths(directory: str | Path, split: str) -> list[Path]:
 
 
 def read_book(path: Path) -> Book:
-    """Reads one xz-packed book."""
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        return Book(_stem(path), file.read())
+    """Reads one xz-packed book. Raises OptionError."""
+    return Book(_stem(path), read_text(path))
 
 
 def load(directory: str | Path, split: str) -> list[Book]:

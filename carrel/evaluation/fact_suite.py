@@ -14,8 +14,8 @@ from carrel.evaluation.corpus import Book
 from carrel.evaluation.documents import Codec, DocumentError, TokenizedBook, prompt, tokenize_book
 from carrel.evaluation.facts import Fact
 from carrel.evaluation.questions import Question
-from carrel.evaluation.tasks.filler import read_texts
 from carrel.evaluation.words import Pools, pools
+from carrel.texts import read_text
 
 # Room for the answer: a cell's length counts prompt and answer together.
 ANSWER_TOKENS = 48
@@ -67,7 +67,7 @@ def load_fact_suite(model: Path, books: Sequence[Path], seed: int) -> FactSuite:
         raise EvaluationError(
             f"{' and '.join(FACT_TASKS)} are carrel-nano's: {exc}; give another model --tasks ruler"
         ) from exc
-    named = zip(books, read_texts(books), strict=True)
+    named = zip(books, map(read_text, books), strict=True)
     # a name has no part in what is asked
     tokenized = [tokenize_book(codec, Book(path.stem, text)) for path, text in named]
     return FactSuite(codec, tokenized, seed)

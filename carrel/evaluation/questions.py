@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carrel.evaluation.scoring import Metric, contained, exact_match
+from carrel.evaluation.scoring import contained, exact_match
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Question:
     """One document with its question. `context_ids` is what protocol P2 prefills; both together are the prompt.
 
     answers: all that are wanted. is_whole: an answer is right only if it is the wanted one and nothing else; otherwise
-    when the metric gives all.
+    when it contains all.
     """
 
     index: int
@@ -21,12 +21,11 @@ class Question:
     context_ids: tuple[int, ...]
     question_ids: tuple[int, ...]
     max_tokens: int
-    metric: Metric = contained
     is_whole: bool = False
 
     def score(self, prediction: str) -> float:
-        """From 0 to 1, by the task's metric."""
-        return self.metric(prediction, self.answers)
+        """The share of the answers that the prediction contains."""
+        return contained(prediction, self.answers)
 
     def is_right(self, prediction: str) -> bool:
         if self.is_whole:

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.about import of_both, write_whole
+from carrel.evaluation.about import of_both, read_json, write_whole
 from carrel.evaluation.cells import UNBUDGETED, Cell
-from carrel.evaluation.scoring import Mean, Rate, bootstrap, paired
+from carrel.evaluation.scoring import Mean, Rate, bootstrap, mean, paired
 
 FORMAT = 1
 # What a result has the means of, by its outcomes' names.
@@ -35,8 +35,8 @@ class Outcome:
     """One document's answer under one cell, with what its request cost. Milliseconds and bytes as the worker says.
 
     `attention_mass` and `recall_rate` are None where the worker measured nothing, as under `full`; the last six in
-    reports from before they were kept. is_measured: whether they were asked for. score: by the task's metric, which
-    asks whether an answer holds what is wanted; is_correct: whether it is right as the task counts whole answers.
+    reports from before they were kept. is_measured: whether they were asked for. score: the share of the
+    wanted answers that it contains; is_correct: whether it is right as the task counts whole answers.
     """
 
     index: int
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Source:
-    """What every outcome of a report depends on: reports of different sources cannot be continued or merged.
+    """Conditions that every outcome of a report depends on: reports of different sources cannot be continued or merged.
 
     is_measured: whether attention mass and recall rate are measured, be it for some documents only. index_device: None
     where it was not said. calibration_sha256: of the worker's calibration file, where it was given one. is_chat: asked
@@ -140,7 +140,7 @@ def summarize(cell: Cell, outcomes: Sequence[Outcome], is_measured: bool = True)
         median_prefill_ms=None if is_measured else median(outcome.prefill_ms for outcome in outcomes),
         median_step_ms=None if is_measured else _median_step(outcomes),
         score=bootstrap(scores) if (scores := list(_scores(outcomes).values())) else None,
-        **{name: _mean(getattr(outcome, name) for outcome in outcomes) for name in MEANS},
+        **{name: mean(getattr(outcome, name) for outcome in outcomes) for name in MEANS},
     )
 
 
@@ -174,11 +174,11 @@ class Report:
         return [cell for cell, outcomes in self._outcomes.items() if outcomes]
 
     def results(self) -> list[CellResult]:
-        """Of these cells."""
+        """Return the results of all cells."""
         return [self.result(cell) for cell in self.cells()]
 
     def result(self, cell: Cell) -> CellResult:
-        """Of a cell that has an outcome."""
+        """Return the result of a cell that has an outcome."""
         return summarize(cell, self.outcomes(cell), self.source.is_measured)
 
     def difference(self, cell: Cell, other: Cell) -> Mean | None:
@@ -216,20 +216,16 @@ class Report:
 
 def read_report(path: Path) -> Report:
     """A report as `Report.write` left it. Raises EvaluationError on any other file."""
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise EvaluationError(f"{path} has format {content['format']}; this version reads {FORMAT}")
+
+    def build(content: dict[str, Any]) -> Report:
         report = Report(Source(**content["source"]), dict(content["about"]))
         for part in content["cells"]:
             cell = Cell(**part["cell"])
             for row in part["documents"]:
                 report.add(cell, Outcome(**dict(zip(content["document_fields"], row, strict=True))))
-    except OSError as exc:
-        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
-    except (ValueError, KeyError, TypeError) as exc:
-        raise EvaluationError(f"{path} is no evaluation report: {exc}") from exc
-    return report
+        return report
+
+    return read_json(path, FORMAT, "evaluation report", build)
 
 
 def require_same_source(ours: Source, theirs: Source) -> None:
@@ -253,12 +249,6 @@ def _scores(outcomes: Iterable[Outcome]) -> dict[int, float]:
 def _row(outcome: Outcome) -> list[Any]:
     values = [getattr(outcome, field.name) for field in fields(Outcome)]
     return [round(value, 4) if isinstance(value, float) else value for value in values]
-
-
-def _mean(values: Iterable[float | None]) -> Any:
-    """Of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _median_step(outcomes: Sequence[Outcome]) -> float | None:

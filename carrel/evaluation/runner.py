@@ -11,7 +11,7 @@ from typing import Any
 
 from carrel.errors import EvaluationError
 from carrel.evaluation.cells import Cell, Order, Stage
-from carrel.evaluation.progress import RunProgress
+from carrel.evaluation.progress import CellProgress
 from carrel.evaluation.questions import Question
 from carrel.evaluation.record import Outcome, Report
 from carrel.evaluation.suite import Suite
@@ -33,7 +33,7 @@ class Runner:
         worker: WorkerClient,
         report: Report,
         save: Callable[[], None],
-        progress: RunProgress,
+        progress: CellProgress,
         concurrency: int,
         ends: float | None = None,
     ) -> None:
@@ -58,15 +58,14 @@ class Runner:
         Raises EvaluationError if there was any of the latter, or the worker is gone; what is done is saved.
         """
         pool = ThreadPoolExecutor(self._concurrency)
-        num_asked = len(order.indexes)
         self._report.expect(order.cells)
         try:
             for cell in order.cells:
-                self._progress.cell(cell, self._num_done(cell, order), num_asked)
+                self._progress.cell(cell, self._num_done(cell, order))
             for number, indexes in enumerate(order.rounds, 1):
                 for stage in order.stages(indexes):
                     if self._run_stage(stage, order, pool):
-                        self._progress.out_of_time()
+                        self._progress.tell("out of time: what was not asked stays out")
                         return
                 self._progress.round(number, len(order.rounds))
         finally:
@@ -117,7 +116,7 @@ class Runner:
                 self._progress.left_out(cell, reason)
             return
         num_done = self._num_done(cell, order)
-        self._progress.cell(cell, num_done, len(order.indexes))
+        self._progress.cell(cell, num_done)
         if num_done == len(order.indexes):
             self._progress.finished(cell)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-# From 0 to 1, of a prediction and the answers that are wanted.
-Metric = Callable[[str, Sequence[str]], float]
+from carrel.tables import interval
 
 NUM_RESAMPLES = 2000
 SEED = 0
@@ -23,7 +22,7 @@ def normalize(answer: str) -> str:
 
 
 def exact_match(prediction: str, answer: str) -> bool:
-    """Whether the whole prediction is the answer, surrounding white space and a final full stop aside."""
+    """Return whether the whole prediction is the answer, ignoring outer white space and a final full stop."""
     return normalize(prediction) == normalize(answer)
 
 
@@ -62,6 +61,9 @@ class Mean:
     high: float
     n: int
 
+    def text(self, digits: int = 2) -> str:
+        return interval(self.value, self.low, self.high, digits)
+
 
 def contained(prediction: str, answers: Sequence[str]) -> float:
     """The share of the answers that the prediction contains, whatever stands around them; case aside."""
@@ -69,16 +71,10 @@ def contained(prediction: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in said for answer in answers) / len(answers)
 
 
-def first_integer(prediction: str, answers: Sequence[str]) -> float:
-    """Whether the first whole number of the prediction is an answer."""
-    found = re.search(r"\d+", prediction)
-    return float(found is not None and found[0] in answers)
-
-
-def first_number(prediction: str, answers: Sequence[str]) -> float:
-    """Whether the first number of the prediction, which may have decimals, equals an answer."""
-    found = re.search(r"-?\d+(?:\.\d+)?", prediction)
-    return float(found is not None and float(found[0]) in map(float, answers))
+def mean(values: Iterable[float | None]) -> Any:
+    """Return the mean of the known values; None where no value is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def bootstrap(values: Sequence[float]) -> Mean:

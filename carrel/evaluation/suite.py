@@ -12,8 +12,9 @@ from carrel.errors import EvaluationError
 from carrel.evaluation.corpus import CorpusError, book_paths
 from carrel.evaluation.fact_suite import ANSWER_TOKENS, FACT_TASKS, FactSuite, load_fact_suite
 from carrel.evaluation.questions import Question
-from carrel.evaluation.tasks import Filler, read_texts, text_files
+from carrel.evaluation.tasks import Filler, text_files
 from carrel.evaluation.text_suite import TextSuite
+from carrel.texts import read_text
 from gateway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Library:
     texts: Path | None = None
 
     def files(self) -> list[Path]:
-        """What the haystacks are of. Raises EvaluationError."""
+        """Return the text files that haystacks are made of. Raises EvaluationError."""
         if self.texts is not None:
             return text_files(self.texts)
         try:
@@ -50,7 +51,10 @@ class Suite:
         self._is_chat = is_chat
 
     def question(self, task: str, length: int, index: int) -> Question:
-        """Of at most `length` tokens, its answer included. Raises EvaluationError where none can be made."""
+        """Make a question of at most `length` tokens, its answer included.
+
+        Raises EvaluationError where none can be made.
+        """
         source = self.facts if task in FACT_TASKS else self._texts
         return source.question(task, length, index)
 
@@ -75,4 +79,6 @@ class Suite:
 
     @cached_property
     def _texts(self) -> TextSuite:
-        return TextSuite(self.tokenizer, Filler(read_texts(self._library.files())), self._seed, self._is_chat)
+        return TextSuite(
+            self.tokenizer, Filler(map(read_text, self._library.files())), self._seed, self._is_chat
+        )

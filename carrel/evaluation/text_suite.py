@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.fitting import fit
 from carrel.evaluation.questions import Question
 from carrel.evaluation.tasks import TEXT_TASKS, Filler, Text
 from gateway.errors import InvalidRequest
@@ -53,11 +53,10 @@ class TextSuite:
             token_ids[:split],
             token_ids[split:],
             writer.answer_tokens,
-            writer.metric,
         )
 
     def _framed(self, text: Text) -> tuple[str, str]:
-        """What is prefilled under P2, and what follows: plain, or the parts of a chat's prompt."""
+        """Return the part that P2 prefills, and the part that follows: plain, or the parts of a chat's prompt."""
         if not self._is_chat:
             return text.context, text.question
         try:
@@ -78,3 +77,48 @@ def _common_prefix(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """Where they begin to differ: a token over the border belongs to the question."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+# That a document may be shorter, as a share of what was asked and in tokens.
+SLACK_SHARE, SLACK_TOKENS = 0.002, 8
+MAX_TRIES = 6
+CHARS_PER_TOKEN = 3.5
+
+
+def fit(write: Callable[[int], Sequence[int]], num_tokens: int) -> Sequence[int]:
+    """The longest document found that has at most so many tokens, a few fewer as a rule.
+
+    write: the token ids of a document of about so many characters; the same for the same number. Raises EvaluationError
+    where even the shortest is too long.
+    """
+    enough = num_tokens - max(SLACK_TOKENS, int(SLACK_SHARE * num_tokens))
+    below: tuple[int, Sequence[int]] | None = None
+    above: tuple[int, int] | None = None
+    num_chars = int(num_tokens * CHARS_PER_TOKEN)
+    for _ in range(MAX_TRIES):
+        found = write(num_chars)
+        if len(found) > num_tokens:
+            above = (num_chars, len(found))
+        elif below is None or len(found) >= len(below[1]):
+            below = (num_chars, found)
+            if len(found) >= enough:
+                break
+        num_chars = _next(below and (below[0], len(below[1])), above, enough)
+    if below is None:
+        raise EvaluationError(
+            f"no document of {num_tokens} tokens: the shortest has more; ask for a longer one"
+        )
+    return below[1]
+
+
+def _next(below: tuple[int, int] | None, above: tuple[int, int] | None, wanted: int) -> int:
+    """Characters to try next: on the line through what was found, towards the middle where that helped nobody."""
+    if below is None:
+        assert above is not None
+        return int(above[0] * min(0.95, wanted / above[1])) if above[0] > 1 else 0
+    if above is None:
+        return int(below[0] * max(1.02, wanted / max(1, below[1]))) + 1
+    if above[0] <= below[0] + 1:
+        return below[0]
+    share = (wanted - below[1]) / max(1, above[1] - below[1])
+    return int(below[0] + min(0.9, max(0.1, share)) * (above[0] - below[0]))

@@ -51,7 +51,7 @@ class WorkerClient:
         self._stub = gpu_worker_pb2_grpc.GPUWorkerStub(self._channel)
 
     def info(self) -> gpu_worker_pb2.GetInfoResponse:
-        """What the worker serves. Raises EvaluationError when it does not answer."""
+        """Return the worker's information about its model. Raises EvaluationError when it does not answer."""
         try:
             return self._stub.GetInfo(
                 gpu_worker_pb2.GetInfoRequest(), timeout=INFO_TIMEOUT_S, wait_for_ready=True

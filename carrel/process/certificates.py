@@ -1,4 +1,4 @@
-"""Who a process is to those that it talks with over TLS, and by what it knows them."""
+"""Certificates by which processes know each other over TLS."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_identity(files: Mapping[str, Path | None]) -> Identity | None:
 
 
 def check_pair(key_flag: str, key: Path | None, certificate_flag: str, certificate: Path | None) -> None:
-    """Whether both files are there and belong together, or neither was given. Raises ValueError."""
+    """Check that both files exist and belong together, or that neither was given. Raises ValueError."""
     if (key is None) != (certificate is None):
         raise ValueError(f"{key_flag} and {certificate_flag} belong together: give both or none")
     if certificate is None:

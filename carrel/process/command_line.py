@@ -105,8 +105,31 @@ def gone_field(name: str) -> str:
 
 
 def is_on(text: str) -> bool:
-    """Whether the text of a switch turns it on."""
+    """Return whether the text of a switch turns it on."""
     return text.strip().lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def flag(
+    parser: argparse._ActionsContainer,
+    name: str,
+    help: str,
+    default: Any = None,
+    parse: Callable[[str], Any] = str,
+    metavar: str | None = "N",
+    **how: Any,
+) -> None:
+    """Declare an option of a command that measures or asks; its help ends with the default, unless it says one itself.
+
+    default: a list lets it take several words.
+    how: other arguments of argparse's `add_argument`.
+    """
+    is_list = isinstance(default, list)
+    shown = " ".join(map(str, default)) if is_list else default
+    is_said = shown is None or shown == "" or "default:" in help
+    known = "" if is_said else f"{' ' if help else ''}(default: {shown})"
+    several: dict[str, Any] = {"nargs": "+"} if is_list else {}
+    text = f"{help}{known}".replace("%", "%%")
+    parser.add_argument(name, type=parse, default=default, metavar=metavar, help=text, **several, **how)
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -1,4 +1,4 @@
-"""What a process tells its supervisor, or a person, while it starts and runs; and how a supervisor reads it."""
+"""Events that a process reports to its supervisor, or a person, while it starts and runs; and their reader."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from carrel.process.log_lines import LogFormat, json_line
+from carrel.process.log_lines import LogFormat, has_room, json_line
 from carrel.process.log_lines import is_json as is_json_log
-from carrel.process.pipe import has_room
 
 
 class ProcessEvents:

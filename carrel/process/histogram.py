@@ -47,7 +47,7 @@ class Histogram:
         self.observe(time.perf_counter() - begun)
 
     def read(self) -> Distribution:
-        """Of all values since the start, or since `clear`."""
+        """Return the distribution of all values since the start, or since `clear`."""
         return Distribution(self._bounds, tuple(self._counts), self._sum)
 
     def clear(self) -> None:

@@ -1,9 +1,11 @@
-"""How a line of the log looks: text for people, one JSON object for programs."""
+"""How a line of the log looks, text for people or one JSON object for programs, and whether it can be written."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import select
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -15,7 +17,7 @@ LogFormat = Literal["auto", "json", "text"]
 
 
 def is_json(log_format: LogFormat, stream: TextIO | None = None) -> bool:
-    """Whether lines are JSON: auto is text on a terminal. stream: stderr, unless given."""
+    """Return whether lines are JSON: auto is text on a terminal. stream: stderr, unless given."""
     return log_format == "json" or (log_format == "auto" and not (stream or sys.stderr).isatty())
 
 
@@ -73,3 +75,18 @@ def _without_texts(error: BaseException) -> str:
     before = "" if cause is None else f"{_without_texts(cause)}\n\nand then\n\n"
     frames = "".join(traceback.format_tb(error.__traceback__))
     return f"{before}{frames}{type(error).__qualname__} (its text is left out: it may quote a client)"
+
+
+def has_room(stream: TextIO) -> bool:
+    """Return whether a line of less than 4 KiB can be written at once.
+
+    False where a pipe is full: its reader hangs, and must not hold up this process too. True for a closed pipe, so
+    that writing to it raises.
+    """
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (io.UnsupportedOperation, ValueError, AttributeError):
+        # No file, but memory.
+        return True
+    return bool(poll.poll(0))

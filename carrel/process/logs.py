@@ -1,4 +1,4 @@
-"""What a process logs: to stderr, a line each."""
+"""Logging of a process: to stderr, one line a record."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
-from carrel.process.log_lines import JSONLines, LogFormat, TextLines, is_json
+from carrel.process.log_lines import JSONLines, LogFormat, TextLines, has_room, is_json
 from carrel.process.options import option
-from carrel.process.pipe import has_room
 
 FORMAT_HELP = "json: an object a line, with ids of request and trace; text; or auto: text on a terminal"
 
@@ -51,7 +50,7 @@ def share_stderr() -> int:
 
 
 def stderr_of(pid: int) -> TextIO | None:
-    """Of a process that shares it, for lines that end with a newline; None where that cannot be."""
+    """Open the stderr of a process that shares it, for whole lines; None where that is not possible."""
     try:
         return open(f"/proc/{pid}/fd/2", "a", buffering=1, encoding="utf-8", errors="replace")
     except OSError:

@@ -25,7 +25,7 @@ class NotedErrors:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """What raises within ends there."""
+        """Record an exception of the block, and go on after it."""
         try:
             yield
         except Exception as error:

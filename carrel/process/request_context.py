@@ -1,4 +1,4 @@
-"""Whose work it is that runs now: what log lines and calls to the next process say of it."""
+"""The request that runs now, for log lines and for calls to the next process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _current: ContextVar[RequestContext | None] = ContextVar("request", default=None
 
 
 def current_request() -> RequestContext | None:
-    """Of this task, or this thread; None where it works for no request, or for many."""
+    """Return the request of this task or thread; None where it works for no request, or for many."""
     return _current.get()
 
 
@@ -43,6 +43,6 @@ def rename_request(request_id: str) -> None:
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
-    """What a gRPC call says of the current request's trace; nothing where there is none."""
+    """Return a gRPC call's metadata for the current request's trace; empty without one."""
     request = current_request()
     return () if request is None or request.trace is None else ((TRACEPARENT, str(request.trace)),)

@@ -1,4 +1,4 @@
-"""What a request may say: REST, chat gRPC and the worker all refuse by this table. Defaults: `gpu_worker.records`.
+"""Limits of a request's fields, for REST, chat gRPC and the worker. Defaults: `gpu_worker.records`.
 
 The functions take the worker's own messages (proto/gpu_worker/v1/gpu_worker.proto), and import nothing of theirs.
 """
@@ -93,7 +93,7 @@ RANGES: Mapping[str, Range] = {
 
 
 class ModelLimits(Protocol):
-    """What the worker says of itself: a GetInfoResponse, or the engine's own record."""
+    """Limits that the worker reports: a GetInfoResponse, or the engine's own record."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -138,7 +138,7 @@ def check_request(request: Any, model: ModelLimits) -> None:
 
 
 def check_grammar(grammar: Any) -> None:
-    """Of a GenerateRequest. Raises LimitError for its size."""
+    """Check a GenerateRequest's grammar. Raises LimitError for its size."""
     if (size := grammar.ByteSize()) > MAX_GRAMMAR_BYTES:
         raise LimitError(f"{grammar.param} has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed.", grammar.param)
 

@@ -23,7 +23,7 @@ class TraceContext:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether who began the trace keeps it."""
+        """Return whether the caller that began the trace keeps it."""
         return bool(self.flags & _SAMPLED)
 
     def __str__(self) -> str:
@@ -44,5 +44,5 @@ def read_traceparent(text: str | None) -> TraceContext | None:
 
 
 def trace_of_call(metadata: Iterable[tuple[str, Any]] | None) -> TraceContext | None:
-    """Of a gRPC call, by its metadata."""
+    """Return the trace context of a gRPC call, by its metadata."""
     return read_traceparent(next((value for key, value in metadata or () if key == TRACEPARENT), None))

@@ -42,7 +42,7 @@ class Span(Protocol):
         """A piece of it that is over."""
 
     def tell(self, attributes: Attributes) -> None:
-        """What is known of it by now."""
+        """Add attributes to the span."""
 
     def end(self, error: str = "") -> None:
         """Once. error: why it failed; empty: it did not."""

@@ -1,4 +1,4 @@
-"""What a gRPC error says beside its status and text."""
+"""Trailing metadata of a gRPC error."""
 
 from __future__ import annotations
 

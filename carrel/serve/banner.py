@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import grpc
-import httpx
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from carrel.serve.children import Endpoints
+from carrel.serve.endpoints import Endpoints
 from gpu_worker.v1 import gpu_worker_pb2, gpu_worker_pb2_grpc
 from kv_store.v1 import kv_store_pb2, kv_store_pb2_grpc
 
@@ -24,7 +23,6 @@ DOCUMENT = (
     "It rained all morning. The secret number of the amber fox is 48213. In the evening the boats came home."
 )
 QUESTION = "What is the secret number of the amber fox?"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,29 +34,20 @@ class Facts:
     store: kv_store_pb2.StatsResponse = field(default_factory=kv_store_pb2.StatsResponse)
 
 
-def gather_facts(endpoints: Endpoints, api_keys: Sequence[str]) -> Facts:
-    """Ask all three. A process that does not answer leaves its field empty: a banner never ends a server."""
-    empty = Facts()
-    headers = {"Authorization": f"Bearer {api_keys[0]}"} if api_keys else {}
+def gather_facts(endpoints: Endpoints, served_name: str) -> Facts:
+    """Ask worker and store. One that does not answer leaves its field empty: a banner never ends a server."""
     with (
         grpc.insecure_channel(f"unix:{endpoints.worker_socket}") as to_worker,
         grpc.insecure_channel(f"unix:{endpoints.store_socket}") as to_store,
-        endpoints.client(TIMEOUT_S) as client,
     ):
         info = gpu_worker_pb2_grpc.GPUWorkerStub(to_worker).GetInfo
         stats = kv_store_pb2_grpc.KVStoreStub(to_store).Stats
-        return Facts(
-            _or_else("", lambda: str(client.get("/v1/models", headers=headers).json()["data"][0]["id"])),
-            _or_else(empty.worker, lambda: info(gpu_worker_pb2.GetInfoRequest(), timeout=TIMEOUT_S)),
-            _or_else(empty.store, lambda: stats(kv_store_pb2.StatsRequest(), timeout=TIMEOUT_S)),
-        )
-
-
-def _or_else(fallback: T, ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except (grpc.RpcError, httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
-        return fallback
+        facts = Facts(served_name)
+        with suppress(grpc.RpcError):
+            facts = replace(facts, worker=info(gpu_worker_pb2.GetInfoRequest(), timeout=TIMEOUT_S))
+        with suppress(grpc.RpcError):
+            facts = replace(facts, store=stats(kv_store_pb2.StatsRequest(), timeout=TIMEOUT_S))
+        return facts
 
 
 def banner(facts: Facts, non_default: Mapping[str, str], version: str, commit: str) -> RenderableType:

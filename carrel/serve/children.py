@@ -6,9 +6,8 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,8 +19,8 @@ from carrel.process.command_line import CONFIG, arguments
 from carrel.process.options import spellings, variable
 from carrel.process.settings import validate
 from carrel.process.version import CHECKOUT
+from carrel.serve.endpoints import Endpoints
 from carrel.serve.options import ServeOptions
-from carrel.serve.ports import reachable_host
 from carrel.serve.process import ChildSpec
 from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
@@ -37,40 +36,9 @@ STOP_S = 20.0
 # at a second signal the gateway ends its streams with an error, for which clients have two seconds
 HURRY_S = 4.0
 PROBE_TIMEOUT_S = 1.0
-PROBE_INTERVAL_S = 0.25
 # in the commands
 MODULE_PLACE = 3
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Endpoints:
-    """Where everything listens. Both ports are real ones; with `uds` HTTP is served there instead."""
-
-    run: Path
-    host: str
-    port: int
-    grpc_port: int
-    uds: Path | None = None
-    has_tls: bool = False
-
-    @property
-    def store_socket(self) -> Path:
-        return self.run / "kv_store.sock"
-
-    @property
-    def worker_socket(self) -> Path:
-        return self.run / "gpu_worker.sock"
-
-    @property
-    def url(self) -> str:
-        scheme = "https" if self.has_tls else "http"
-        return f"{scheme}://localhost" if self.uds else f"{scheme}://{reachable_host(self.host)}:{self.port}"
-
-    def client(self, timeout_s: float) -> httpx.Client:
-        """Of the gateway, which is our own child: no proxy is on the way, and its certificate is for other names."""
-        way = httpx.HTTPTransport(uds=None if self.uds is None else str(self.uds), verify=False)
-        return httpx.Client(base_url=self.url, transport=way, trust_env=False, timeout=timeout_s)
 
 
 def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> tuple[ChildSpec, ...]:
@@ -106,7 +74,7 @@ def store_spec(texts: Mapping[str, str], endpoints: Endpoints, hang_timeout_s: f
     return ChildSpec(
         STORE,
         argv,
-        grpc_serving(endpoints.store_socket),
+        lambda: serves(endpoints.store_socket),
         STORE_START_S,
         STOP_S,
         {"RAY_USAGE_STATS_ENABLED": "0"},
@@ -124,7 +92,7 @@ def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> C
     return ChildSpec(
         WORKER,
         argv,
-        grpc_serving(endpoints.worker_socket),
+        lambda: serves(endpoints.worker_socket),
         WORKER_START_S,
         config.shutdown_timeout_s + STOP_S,
         loss="the running requests",
@@ -162,16 +130,22 @@ def gateway_spec(
     return ChildSpec(
         GATEWAY,
         argv,
-        http_ready(endpoints.client),
+        lambda: http_status(endpoints, "/ready") == httpx.codes.OK,
         GATEWAY_START_S,
         config.shutdown_timeout_s + STOP_S,
         # a key on the command line would be in every process listing
         {"CARREL_API_KEY": texts["api_keys"]} if config.api_keys else {},
         loss="the clients' connections, and their requests",
         hang_timeout_s=hang_timeout_s,
-        answers=http_answers(endpoints.client),
+        # whatever it says of the worker
+        answers=lambda: http_status(endpoints, "/health") is not None,
         hurry_timeout_s=HURRY_S,
     )
+
+
+def served_name(model: str, texts: Mapping[str, str]) -> str:
+    """Return the model's name in the gateway's answers."""
+    return validate(GatewayConfig, {**texts, "model": model, "worker": "unix:-"}).model_names[0]
 
 
 def remove_ray_folders(run: Path) -> None:
@@ -198,57 +172,24 @@ def _command(module: str, kind: type[T], texts: Mapping[str, str]) -> tuple[T, t
     return validate(kind, given), (sys.executable, "-P", "-m", module, *arguments(kind, given))
 
 
-def grpc_serving(socket: Path) -> Callable[[], bool]:
-    """A probe of grpc.health.v1 behind a Unix socket."""
-
-    def probe() -> bool:
-        if not socket.exists():
-            return False
-        # a fresh channel each time: a failed one would back off for seconds
-        with grpc.insecure_channel(f"unix:{socket}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            try:
-                reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
-            except grpc.RpcError:
-                return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-    return at_most_every(PROBE_INTERVAL_S, probe)
-
-
-def http_ready(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
-    """A probe of the gateway's `/ready`; `connect` makes a client with so many seconds' patience."""
-    return _http_probe(connect, "/ready", lambda answer: answer.status_code == httpx.codes.OK)
-
-
-def http_answers(connect: Callable[[float], httpx.Client]) -> Callable[[], bool]:
-    """A probe of whether the gateway answers `/health`, whatever it says of the worker."""
-    return _http_probe(connect, "/health", lambda answer: True)
-
-
-def _http_probe(
-    connect: Callable[[float], httpx.Client], path: str, accepts: Callable[[httpx.Response], bool]
-) -> Callable[[], bool]:
-    def probe() -> bool:
+def serves(socket: Path) -> bool:
+    """Return whether a process serves behind a Unix socket, by grpc.health.v1."""
+    if not socket.exists():
+        return False
+    # a fresh channel each time: a failed one would back off for seconds
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
         try:
-            with connect(PROBE_TIMEOUT_S) as client:
-                return accepts(client.get(path))
-        except httpx.HTTPError:
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.RpcError:
             return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
-    return at_most_every(PROBE_INTERVAL_S, probe)
 
-
-def at_most_every(interval_s: float, probe: Callable[[], bool]) -> Callable[[], bool]:
-    """`probe`, answering False without a look when the last look was less than `interval_s` ago."""
-    last = -interval_s
-
-    def limited() -> bool:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < interval_s:
-            return False
-        last = now
-        return probe()
-
-    return limited
+def http_status(endpoints: Endpoints, path: str) -> int | None:
+    """Return the status with which the gateway answers; None when it does not answer."""
+    try:
+        with endpoints.client(PROBE_TIMEOUT_S) as client:
+            return client.get(path).status_code
+    except httpx.HTTPError:
+        return None

@@ -24,7 +24,41 @@ QUARTERS = 4
 STATUS_SECONDS = 10.0
 
 
-class Display:
+class Listener:
+    """Learns what a supervisor and its processes do. Each method does nothing here."""
+
+    def starting(self, child: str) -> None:
+        """A process is started."""
+
+    def progress(self, child: str, progress: Progress) -> None:
+        """A process that starts has done a part of a stage."""
+
+    def ready(self, child: str) -> None:
+        """A process serves."""
+
+    def status(self, child: str, text: str) -> None:
+        """A process under load reported its state."""
+
+    def line(self, child: str, text: str) -> None:
+        """A process wrote a line."""
+
+    def lost(self, child: str, text: str, lines: Sequence[str]) -> None:
+        """A process died and will be started again. lines: its last."""
+
+    def message(self, text: str) -> None:
+        """A sentence of the supervisor."""
+
+    def draining(self) -> None:
+        """A stop was requested; the processes drain."""
+
+    def failed(self, error: ChildError) -> None:
+        """A process failed, and the others are ended."""
+
+    def close(self) -> None:
+        """All processes have ended."""
+
+
+class Display(Listener):
     """A line for each thing that happens; stages by quarters, and a status at most every ten seconds for each process.
     On a terminal both are one line that changes, and goes away where nothing starts and there is no load.
 
@@ -75,7 +109,6 @@ class Display:
         self.message(f"{child}: ready")
 
     def status(self, child: str, text: str) -> None:
-        """A process under load reported its state."""
         now = time.monotonic()
         is_new = now - self._last_status.get(child, -STATUS_SECONDS) >= STATUS_SECONDS
         if is_new:

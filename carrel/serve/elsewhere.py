@@ -1,4 +1,4 @@
-"""What options of vLLM and SGLang that `carrel serve` has not are here: for who brings a command line along."""
+"""Options of vLLM and SGLang that `carrel serve` lacks, each with its counterpart here."""
 
 from __future__ import annotations
 

@@ -1,59 +1,78 @@
-"""Runs a process that does one thing and ends, and shows its progress."""
+"""Processes that do one thing and end: a measurement with its progress, and checks of options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carrel.errors import ChildError
-from carrel.process.events import Progress as ProgressEvent
-from carrel.process.events import Status, parse_event
-from carrel.serve.process import Child, ChildSpec, Line, Message, describe_exit
+from carrel.process.events import Progress, Status, parse_event
+from carrel.process.options import OptionError
+from carrel.progress import RunProgress
+from carrel.serve.process import UNUSABLE_EXIT_CODE, Child, ChildSpec, Line, describe_exit
 
-POLL_S = 0.2
+POLL_S = 0.05
 ERROR_PREFIX = "gpu_worker: "
 
 
 def run_to_end(spec: ChildSpec, environment: Mapping[str, str], notes: Console) -> list[str]:
-    """The texts of its `Status` events. Main thread only. Raises ChildError with the process's own words."""
-    inbox: SimpleQueue[Message] = SimpleQueue()
+    """Run a process, and return the texts of its `Status` events. Main thread only.
+
+    Raises ChildError with the process's own words.
+    """
+    said: list[str] = []
+    inbox: SimpleQueue[Line] = SimpleQueue()
     child = Child(spec, environment, inbox)
     try:
-        return _follow(child, inbox, notes)
+        with RunProgress(None, notes) as progress:
+            progress.doing("start")
+            for line in _lines(child, inbox):
+                event = None if line.is_stderr else parse_event(line.text)
+                if line.is_stderr and not line.text.startswith(ERROR_PREFIX):
+                    progress.tell(line.text)
+                elif isinstance(event, Status):
+                    said.append(event.text)
+                elif isinstance(event, Progress):
+                    progress.doing(event.stage, event.done, event.total)
+                    if not notes.is_terminal and event.done >= event.total:
+                        progress.tell(f"{event.stage}: done")
     finally:
         child.kill()
-
-
-def _follow(child: Child, inbox: SimpleQueue[Message], notes: Console) -> list[str]:
-    said: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, disable=not notes.is_terminal) as bar:
-        task = bar.add_task("start", total=None)
-        for line in _messages(child, inbox):
-            if not isinstance(line, Line):
-                continue
-            if line.is_stderr:
-                if not line.text.startswith(ERROR_PREFIX):
-                    notes.print(line.text, markup=False, highlight=False)
-                continue
-            event = parse_event(line.text)
-            if isinstance(event, Status):
-                said.append(event.text)
-            elif isinstance(event, ProgressEvent):
-                bar.update(task, description=event.stage, completed=event.done, total=event.total)
-                if not notes.is_terminal and event.done >= event.total:
-                    notes.print(f"{event.stage}: done", highlight=False)
     if code := child.exit_code():
-        raise _failure(child.spec.name, code, child.last_lines())
+        raise _failure(child.name, code, child.last_lines())
     return said
 
 
-def _messages(child: Child, inbox: SimpleQueue[Message]) -> Iterator[Message]:
-    """What comes in until the child has ended."""
+def run_checks(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> None:
+    """Run these programs side by side, and return when all have ended. Main thread only.
+
+    Raises OptionError with the last line of the first program that refuses, without its name. Any other failure is
+    ignored here: the process that the program checks for will report it.
+    """
+    running: list[Child] = []
+    try:
+        for spec in specs:
+            running.append(Child(spec, environment, SimpleQueue()))
+        while running:
+            for check in list(running):
+                if (code := check.exit_code()) is None:
+                    continue
+                running.remove(check)
+                if code == UNUSABLE_EXIT_CODE:
+                    lines = check.last_lines() or ("check: a check of the options failed without a reason",)
+                    raise OptionError(lines[-1].partition(": ")[2])
+            time.sleep(POLL_S)
+    finally:
+        for check in running:
+            check.kill()
+
+
+def _lines(child: Child, inbox: SimpleQueue[Line]) -> Iterator[Line]:
+    """Yield the lines that arrive until the child has ended."""
     while child.exit_code() is None:
         with suppress(Empty):
             yield inbox.get(timeout=POLL_S)
@@ -65,6 +84,6 @@ def _messages(child: Child, inbox: SimpleQueue[Message]) -> Iterator[Message]:
 
 def _failure(name: str, code: int, lines: tuple[str, ...]) -> ChildError:
     last = lines[-1] if lines else "it said nothing"
-    if code == 2 and last.startswith(ERROR_PREFIX):
+    if code == UNUSABLE_EXIT_CODE and last.startswith(ERROR_PREFIX):
         return ChildError(last.removeprefix(ERROR_PREFIX), lines, code)
     return ChildError(f"the {name} ended with {describe_exit(code)}: {last}", lines)

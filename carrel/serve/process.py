@@ -18,6 +18,7 @@ from typing import IO
 
 import psutil
 
+UNUSABLE_EXIT_CODE = 2
 TAIL_LINES = 20
 MAX_LINE_CHARS = 65536
 # becomes the child after asking the kernel for a signal (PR_SET_PDEATHSIG, 1) when its parent dies; exec keeps that
@@ -28,6 +29,7 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+_LAUNCH = (sys.executable, "-I", "-S", "-c", _LAUNCHER)
 
 
 @dataclass(frozen=True)
@@ -63,40 +65,21 @@ class Line:
     text: str
 
 
-@dataclass(frozen=True)
-class Signalled:
-    """A signal that reached the supervisor."""
-
-    number: int
-
-
-Message = Line | Signalled
-
-
 class Child:
     """A running process in a session of its own, ended by the kernel when the supervisor dies.
 
     Must be made on a thread that lives as long, such as the main one: the kernel's parent-death signal comes when the
     thread that started the child ends. A launcher asks for it and not a `preexec_fn`, with which Python would fork:
     gRPC, which the supervisor uses, aborts in a forked child. `spec.argv[0]` is an absolute path.
-    Its lines go to `inbox`; the caller ends it with `stop`, or with `terminate` and `kill`.
+    Its lines go to `inbox`; the caller ends it with `terminate` and `kill`.
     """
 
-    def __init__(self, spec: ChildSpec, environment: Mapping[str, str], inbox: SimpleQueue[Message]) -> None:
+    def __init__(self, spec: ChildSpec, environment: Mapping[str, str], inbox: SimpleQueue[Line]) -> None:
         self.spec = spec
         self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.started_at = time.monotonic()
         self._popen = subprocess.Popen(
-            (
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                _LAUNCHER,
-                str(os.getpid()),
-                str(int(spec.death_signal)),
-                *spec.argv,
-            ),
+            (*_LAUNCH, str(os.getpid()), str(int(spec.death_signal)), *spec.argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -114,7 +97,7 @@ class Child:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, stream: IO[str], is_stderr: bool, inbox: SimpleQueue[Message]) -> None:
+    def _read(self, stream: IO[str], is_stderr: bool, inbox: SimpleQueue[Line]) -> None:
         while line := stream.readline(MAX_LINE_CHARS):
             text = line.rstrip("\n")
             if is_stderr:
@@ -148,13 +131,6 @@ class Child:
         """Ask it to drain and end."""
         if self.exit_code() is None:
             self._popen.terminate()
-
-    def stop(self) -> None:
-        """Let it drain and end in the time that its spec gives, then kill it."""
-        self.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(self.spec.stop_timeout_s)
-        self.kill()
 
     def kill(self) -> None:
         """End its whole process group now."""

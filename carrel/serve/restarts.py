@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -53,7 +52,7 @@ class Restarts:
         return Restart(len(deaths), min(delay_s, self.policy.max_delay_s))
 
 
-ASKED_PER_TIMEOUT = 10
+POLLS_PER_TIMEOUT = 10
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.3, 5.0
 
 
@@ -61,30 +60,27 @@ log = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """Calls `probe` again and again until `stop`."""
+    """Polls a process that serves, and finds when it has hung. Judges right after a poll only: a supervisor that was
+    stopped for a while takes no process for one that hangs."""
 
-    def __init__(self, probe: Callable[[], bool], timeout_s: float) -> None:
-        """timeout_s: how long the probe may fail; 0: the watch never looks."""
+    def __init__(
+        self, probe: Callable[[], bool], timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """timeout_s: how long the probe may fail; 0: it is never called."""
         self._probe = probe
         self._timeout_s = timeout_s
-        self._answered_at = time.monotonic()
-        self._is_stopped = threading.Event()
-        if timeout_s:
-            threading.Thread(target=self._run, name="hang-watch", daemon=True).start()
+        self._clock = clock
+        self._polled_at = self._answered_at = clock()
+        self._pause_s = min(MOST_PAUSE_S, max(LEAST_PAUSE_S, timeout_s / POLLS_PER_TIMEOUT))
+        self._errors = NotedErrors(log, "polling a process")
 
-    @property
     def has_hung(self) -> bool:
-        """Return whether it has not answered for the whole time."""
-        return self._timeout_s > 0 and time.monotonic() - self._answered_at > self._timeout_s
-
-    def stop(self) -> None:
-        self._is_stopped.set()
-
-    def _run(self) -> None:
-        errors = NotedErrors(log, "asking whether a process answers")
-        pause = min(MOST_PAUSE_S, max(LEAST_PAUSE_S, self._timeout_s / ASKED_PER_TIMEOUT))
-        while not self._is_stopped.wait(pause):
-            asked_at = time.monotonic()
-            with errors.noting():
-                if self._probe():
-                    self._answered_at = asked_at
+        """Poll when it is time, and return whether the process has not answered for the whole timeout."""
+        now = self._clock()
+        if not self._timeout_s or now - self._polled_at < self._pause_s:
+            return False
+        self._polled_at = now
+        with self._errors.noting():
+            if self._probe():
+                self._answered_at = now
+        return now - self._answered_at > self._timeout_s

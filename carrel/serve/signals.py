@@ -1,47 +1,42 @@
-"""SIGINT, SIGTERM and SIGHUP as messages."""
+"""Stop signals: calls of a function, or as Ctrl-C."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
 from types import FrameType
-
-from carrel.serve.process import Message, Signalled
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def signals_to(inbox: SimpleQueue[Message]) -> Iterator[None]:
-    """Put every stop signal into `inbox` instead of raising; the former handlers come back at the end.
-
-    SimpleQueue.put may be called from a handler that interrupts `get`; Queue.put may not.
-    """
-
-    def put(number: int, frame: FrameType | None) -> None:
-        inbox.put(Signalled(number))
-
-    former = {number: signal.signal(number, put) for number in STOP_SIGNALS}
-    try:
+def signals_to(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at every stop signal instead of raising, until the block ends. It may interrupt any line."""
+    with _handled(STOP_SIGNALS, lambda number, frame: stop()):
         yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C while the block runs. A second one must not end what the first has begun: `timeout` sends
+    """Treat SIGTERM as Ctrl-C until the block ends. A second one must not end what the first has begun: `timeout` sends
     it twice."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    former = signal.signal(signal.SIGTERM, interrupt)
+    with _handled((signal.SIGTERM,), interrupt):
+        yield
+
+
+@contextmanager
+def _handled(
+    numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    former = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler_before in former.items():
+            signal.signal(number, handler_before)

@@ -13,6 +13,7 @@ import torch
 from commands import Command
 
 import gpu_worker
+from benchmarks.commands.kernels import OPS, cases_of
 from benchmarks.commands.options import Workload
 from benchmarks.kernels.base import (
     Ceilings,
@@ -24,7 +25,6 @@ from benchmarks.kernels.base import (
     mismatch,
     relative_error,
 )
-from benchmarks.kernels.cases import OPS, cases_of
 from benchmarks.pages import render
 from benchmarks.shapes import SHAPES
 from benchmarks.timing import in_turn, time_steps

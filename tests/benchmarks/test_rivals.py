@@ -18,12 +18,12 @@ from benchmarks.children import answers_of, wait_or_kill
 from benchmarks.comparison import measure_rivals
 from benchmarks.errors import BenchmarkError, NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, PrefillCase, Spread
-from benchmarks.progress import RunProgress
 from benchmarks.rivals import BASELINE, DECODE, PREFILL
 from benchmarks.rivals.child import measure_all
 from benchmarks.rivals.dense_model import DenseModel
 from benchmarks.rivals.minimal_dense import attend_causally
 from benchmarks.shapes import SHAPES
+from carrel.progress import RunProgress
 
 CPU, TINY = torch.device("cpu"), SHAPES["tiny"]
 CASE = DecodeCase("tiny", "full", None, 2, 64, None, None, 3)

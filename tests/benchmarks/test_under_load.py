@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Vocabulary
 
 from benchmarks import under_load
 from benchmarks.load.traffic import TrafficClass
-from benchmarks.random_model import write_random_model
 from benchmarks.shapes import SHAPES
+from benchmarks.under_load import write_random_model
 from carrel.serve.model import BUNDLED
 from gateway.tokenizer import load_tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from importlib import import_module
@@ -73,5 +74,5 @@ def test_without_the_folder_it_says_so(
 def test_a_missing_library_is_named(
     name: str, missing: str, monkeypatch: pytest.MonkeyPatch, carrel: Command
 ) -> None:
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert f"{name} needs {missing}: pip install -e" in carrel.refusal("bench", name, code=1)

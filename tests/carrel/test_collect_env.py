@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import Command
 
-from carrel.environment import MASKED, PACKAGES, shown_variables
+from carrel.commands.collect_env import MASKED, PACKAGES, shown_variables
 from carrel.process.version import version
 
 SECRET = "do-not-tell-me"

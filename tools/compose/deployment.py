@@ -43,7 +43,7 @@ print(ArenaHandle.unpack(header).epoch)
 
 
 class CheckFailed(Exception):
-    """What was asked of the containers did not hold."""
+    """A check of the containers failed."""
 
 
 class Deployment:
@@ -102,7 +102,7 @@ class Deployment:
         self.inside(STORE, KILL_STORE_ACTOR)
 
     def epoch(self) -> int:
-        """Of the running store, from its arena socket. Raises CheckFailed."""
+        """Return the running store's epoch, from its arena socket. Raises CheckFailed."""
         return int(docker("exec", self.container(STORE), "python", "-c", EPOCH))
 
     def logs(self, service: str) -> str:
@@ -141,7 +141,7 @@ def compose_version() -> str:
 
 
 def docker(*arguments: str) -> str:
-    """What one docker command prints. Raises CheckFailed."""
+    """Run a docker command and return its output. Raises CheckFailed."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=DOCKER_S)
     if done.returncode:
         raise CheckFailed(f"docker {' '.join(arguments)}: {done.stderr.strip()}")

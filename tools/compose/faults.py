@@ -1,4 +1,4 @@
-"""What a deployment does when a process of it is killed, and when it is stopped under load."""
+"""Checks of a deployment while one of its processes is killed, and while it is stopped under load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOBODY = 0
 
 @dataclass(frozen=True)
 class Fault:
-    """What was seen: seconds are from the kill on; statuses those of /ready, one for each change."""
+    """Outcome of a kill: seconds since the kill, and statuses of /ready, one for each change."""
 
     name: str
     statuses: tuple[int, ...]
@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Drain:
-    """What was seen of streams that ran when SIGTERM came."""
+    """Outcome of the streams that ran when SIGTERM came."""
 
     name: str
     num_streams: int
@@ -86,7 +86,7 @@ def stop_gateway(deployment: Deployment) -> Drain:
 
 
 def stop_all(deployment: Deployment) -> Drain:
-    """What `down` does first: SIGTERM for one after the other, under eight streams. Raises CheckFailed."""
+    """Send SIGTERM to each process under eight streams, as `down` does first. Raises CheckFailed."""
     return _drained(deployment, "all three")
 
 

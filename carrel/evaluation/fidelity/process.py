@@ -36,7 +36,7 @@ class Job:
 
 
 def measure(model: str, texts: Mapping[str, str], job: Job, notes: Console) -> list[Passage]:
-    """What was measured until the job was done, or its time was up. Main thread only.
+    """Measure until the job is done, or its time is up. Main thread only.
 
     texts: options of the store and the worker, by field. Raises OptionError and ChildError.
     """

@@ -1,4 +1,4 @@
-"""What was measured of every passage, and its means by length, policy and budget."""
+"""A report of every measured passage, and the means by length, policy and budget."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from carrel.errors import EvaluationError
-from carrel.evaluation.about import of_both, write_whole
-from carrel.evaluation.cells import UNBUDGETED, budget_name, length_name
-from carrel.evaluation.scoring import Mean, bootstrap, paired
+from carrel.evaluation.about import of_both, read_json, write_whole
+from carrel.evaluation.cells import UNBUDGETED, budget_name
+from carrel.evaluation.scoring import Mean, bootstrap, mean, paired
+from carrel.tables import Column, number, tokens
 
 FORMAT = 1
 # of the worker's, as they were given, if they were
@@ -108,18 +110,18 @@ class FidelityReport:
             policy,
             budget,
             len(ours),
-            math.exp(_mean([each.nll for each in ours])),
+            math.exp(fmean([each.nll for each in ours])),
             None if longer is None else _exp(longer),
             bootstrap([each.kl for each in ours]),
             bootstrap([each.agreement for each in ours]),
             bootstrap(same) if same else None,
-            _mean([each.attended for each in ours]),
-            _mean([each.device_bytes for each in ours]),
-            _mean([each.host_bytes for each in ours]),
+            fmean([each.attended for each in ours]),
+            fmean([each.device_bytes for each in ours]),
+            fmean([each.host_bytes for each in ours]),
             sum(each.attention_mass is not None for each in ours),
-            _known_mean([each.attention_mass for each in ours]),
-            _known_mean([each.best_recall for each in ours]),
-            _known_mean([error for layer in heads or () for error in layer]),
+            mean(each.attention_mass for each in ours),
+            mean(each.best_recall for each in ours),
+            mean(error for layer in heads or () for error in layer),
             heads,
         )
 
@@ -143,63 +145,33 @@ class FidelityReport:
 
 def read_fidelity(path: Path) -> FidelityReport:
     """A report as `FidelityReport.write` left it. Raises EvaluationError on any other file."""
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT:
-            raise EvaluationError(f"{path} has format {content['format']}; this version reads {FORMAT}")
+
+    def build(content: dict[str, Any]) -> FidelityReport:
         names = content["passage_fields"]
-        passages = [Passage(**dict(zip(names, values, strict=True))) for values in content["passages"]]
-    except OSError as exc:
-        raise EvaluationError(f"cannot read {path}: {exc.strerror}") from exc
-    except (ValueError, KeyError, TypeError) as exc:
-        raise EvaluationError(f"{path} is no report of --fidelity: {exc}") from exc
-    return FidelityReport(content["about"], tuple(passages))
+        passages = (Passage(**dict(zip(names, values, strict=True))) for values in content["passages"])
+        return FidelityReport(content["about"], tuple(passages))
+
+    return read_json(path, FORMAT, "report of --fidelity", build)
 
 
-HEADINGS = (
-    *("length", "policy", "budget", "n", "perplexity", "/ full", "KL to full", "same best token"),
-    *("same tokens generated", "attended", "of the best", "output error"),
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("length", lambda row: tokens(row.length)),
+    Column("policy", lambda row: row.policy, False),
+    Column("budget", lambda row: budget_name(row.budget) or "all", False),
+    Column("n", lambda row: str(row.n)),
+    Column("perplexity", lambda row: f"{row.perplexity:.2f}"),
+    Column("/ full", lambda row: "-" if row.ratio is None else row.ratio.text(4)),
+    Column("KL to full", lambda row: row.kl.text(4)),
+    Column("same best token", lambda row: row.agreement.text(3)),
+    Column("same tokens generated", lambda row: "-" if row.same_tokens is None else row.same_tokens.text(1)),
+    Column("attended", lambda row: f"{row.attended:.0f}"),
+    Column("of the best", lambda row: number(row.best_recall, 2)),
+    Column("output error", lambda row: number(row.output_error, 3)),
 )
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The table, as Markdown."""
-    lines = [HEADINGS, ("---:", "---", "---", *["---:"] * (len(HEADINGS) - 3)), *map(_cells, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        length_name(row.length),
-        row.policy,
-        budget_name(row.budget) or "all",
-        str(row.n),
-        f"{row.perplexity:.2f}",
-        "-" if row.ratio is None else _interval(row.ratio, 4),
-        _interval(row.kl, 4),
-        _interval(row.agreement, 3),
-        "-" if row.same_tokens is None else _interval(row.same_tokens, 1),
-        f"{row.attended:.0f}",
-        "-" if row.best_recall is None else f"{row.best_recall:.2f}",
-        "-" if row.output_error is None else f"{row.output_error:.3f}",
-    )
-
-
-def _interval(mean: Mean, digits: int) -> str:
-    return f"{mean.value:.{digits}f} ({mean.low:.{digits}f}-{mean.high:.{digits}f})"
 
 
 def _exp(mean: Mean) -> Mean:
     return Mean(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high), mean.n)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _known_mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _mean(known) if known else None
 
 
 def _head_means(found: Sequence[list[list[float]]]) -> list[list[float]] | None:
@@ -207,5 +179,5 @@ def _head_means(found: Sequence[list[list[float]]]) -> list[list[float]] | None:
     if not found:
         return None
     return [
-        [round(_mean(head), 4) for head in zip(*layer, strict=True)] for layer in zip(*found, strict=True)
+        [round(fmean(head), 4) for head in zip(*layer, strict=True)] for layer in zip(*found, strict=True)
     ]

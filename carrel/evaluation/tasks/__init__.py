@@ -2,26 +2,21 @@
 
 from collections.abc import Sequence
 
-from carrel.evaluation.tasks.arithmetic import ARITHMETIC
 from carrel.evaluation.tasks.base import Task, Text
 from carrel.evaluation.tasks.counting import COUNTING
-from carrel.evaluation.tasks.filler import Filler, read_texts, text_files
+from carrel.evaluation.tasks.filler import Filler, text_files
 from carrel.evaluation.tasks.labels import LABELS
-from carrel.evaluation.tasks.lookup import LOOKUP
-from carrel.evaluation.tasks.needles import NEEDLES
+from carrel.evaluation.tasks.needles import NEEDLES, TURNS
 from carrel.evaluation.tasks.reading import READING
 from carrel.evaluation.tasks.tracking import TRACKING
-from carrel.evaluation.tasks.turns import TURNS
 
-__all__ = ["GROUPS", "TEXT_TASKS", "Filler", "Task", "Text", "expand", "read_texts", "text_files"]
+__all__ = ["GROUPS", "TEXT_TASKS", "Filler", "Task", "Text", "expand", "text_files"]
 
 TEXT_TASKS: dict[str, Task] = {
     **NEEDLES,
     **TRACKING,
     **COUNTING,
     **READING,
-    **LOOKUP,
-    **ARITHMETIC,
     **LABELS,
     **TURNS,
 }

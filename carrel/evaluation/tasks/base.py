@@ -1,4 +1,4 @@
-"""What a task writes: a text, the questions about it, and the answers that are wanted."""
+"""Records that a task writes: a text, the questions about it, and the expected answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from random import Random
 
-from carrel.evaluation.scoring import Metric, contained
 from carrel.evaluation.tasks.filler import Filler
 
 
@@ -27,7 +26,6 @@ class Task(ABC):
 
     summary: str
     answer_tokens: int
-    metric: Metric = contained
 
     @abstractmethod
     def write(self, num_chars: int, rng: Random, filler: Filler) -> Text:

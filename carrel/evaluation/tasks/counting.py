@@ -83,7 +83,7 @@ class FrequentWords(Task):
 
 
 def _others(num_words: int, taken: set[str], rng: Random) -> list[str]:
-    """So many different words that are not taken; invented ones once there are no more."""
+    """Draw different words that are not taken, and invent words once the list is used up."""
     known = [word for word in WORDS if word not in taken]
     found = dict.fromkeys(rng.sample(known, min(num_words, len(known))))
     while len(found) < num_words:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import lzma
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -33,7 +32,7 @@ VERBS = [
 class Filler:
     """Runs of sentences from texts; without texts, of invented ones."""
 
-    def __init__(self, texts: Sequence[str] = ()) -> None:
+    def __init__(self, texts: Iterable[str] = ()) -> None:
         self._texts = [BLANKS.sub(" ", text) for text in texts]
 
     def sentences(self, num_chars: int, rng: Random) -> list[str]:
@@ -52,27 +51,12 @@ class Filler:
         return list(_taken(iter(SENTENCE_END.split(run)[1:]), num_chars))
 
 
-def read_texts(paths: Sequence[Path]) -> list[str]:
-    """Plain or xz-packed ones. Raises EvaluationError."""
-    try:
-        return [_read(path) for path in paths]
-    except (OSError, UnicodeDecodeError, lzma.LZMAError) as exc:
-        raise EvaluationError(f"cannot read a text of {paths[0].parent}: {exc}") from exc
-
-
 def text_files(folder: Path) -> list[Path]:
     """The plain and the packed texts of a folder, sorted. Raises EvaluationError where there are none."""
     found = sorted(path for path in folder.glob("*") if path.name.endswith(SUFFIXES))
     if not found:
         raise EvaluationError(f"no *.txt or *.txt.xz in {folder}: name a folder of plain books")
     return found
-
-
-def _read(path: Path) -> str:
-    if path.suffix == ".xz":
-        with lzma.open(path, "rt", encoding="utf-8") as file:
-            return file.read()
-    return path.read_text(encoding="utf-8")
 
 
 def _taken(sentences: Iterator[str], num_chars: int) -> Iterator[str]:

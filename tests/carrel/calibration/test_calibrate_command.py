@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from pathlib import Path
 
@@ -107,9 +108,9 @@ def test_what_the_process_refuses_is_told_in_a_line(text: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--text": "/no/such/text"}, "--text /no/such/text cannot be read"),
-        ({"--out": "/no/such/folder/file"}, "there is no folder /no/such/folder"),
-        ({"--out": "/tmp"}, "--out /tmp is a folder"),
+        ({"--text": "/no/such/text"}, "cannot read /no/such/text"),
+        ({"--out": "/etc/hosts/file"}, "/etc/hosts is no folder"),
+        ({"--out": "/tmp"}, "argument --out: /tmp is a folder"),
         ({"model": "/no/such/model"}, "no model directory or GGUF file at /no/such/model"),
     ],
 )
@@ -133,5 +134,5 @@ def test_a_process_that_dies_and_a_missing_library_are_told(
     monkeypatch.setattr(calibrate, "calibrate", dies)
     argv = ("calibrate", "--text", text, "--out", tmp_path / "out")
     assert "signal SIGKILL" in carrel.refusal(*argv, code=1)
-    monkeypatch.setattr(calibrate.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "needs transformers, torch, safetensors: pip install" in carrel.refusal(*argv, code=1)

@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from carrel.cluster.app import replica_options
 from carrel.cluster.options import read_arguments
 from carrel.cluster.services import await_store, start_store, stop_store, store_config
-from carrel.serve.children import Endpoints
+from carrel.serve.endpoints import Endpoints
 
 ARGUMENTS = {"arena-bytes": "1MiB", "slab-bytes": "64KiB", "store-cpus": 2}
 

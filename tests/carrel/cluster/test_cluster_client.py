@@ -14,7 +14,7 @@ from waiting import PATIENCE
 from carrel.cluster.census import Census, ClusterMetrics
 from carrel.cluster.client import ClusterWorkerClient
 from carrel.cluster.messages import Failure, Frame, ReplicaLost, Report
-from carrel.cluster.relay import relay
+from carrel.cluster.replica import relay
 from carrel.cluster.routing import Routing
 from carrel.cluster.sums import all_stores, all_workers
 from carrel.process.request_context import RequestContext, working_for

@@ -16,7 +16,7 @@ from carrel.cluster.options import gateway_config, read_arguments
 from carrel.cluster.router import WishRouter
 from carrel.cluster.services import store_config
 from carrel.process.options import OptionError
-from carrel.serve.children import Endpoints
+from carrel.serve.endpoints import Endpoints
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = yaml.safe_load((ROOT / "deploy/ray/carrel.yaml").read_text())

@@ -11,7 +11,8 @@ import pytest
 
 from carrel.cli import main
 from carrel.errors import EvaluationError
-from carrel.evaluation.fidelity.report import FidelityReport, Passage, markdown, read_fidelity
+from carrel.evaluation.fidelity.report import COLUMNS, FidelityReport, Passage, read_fidelity
+from carrel.tables import markdown
 
 FULL = Passage(1024, 0, "full", None, 100, 2.0, 0.0, 1.0, 32, 960.0, 1000, 0)
 OURS = replace(
@@ -33,7 +34,7 @@ def test_perplexity_is_held_against_full_on_the_same_passages(tmp_path: Path) ->
     path = tmp_path / "fidelity.json"
     report.write(path)
     assert read_fidelity(path) == report
-    line = markdown(report.rows()).splitlines()[3]
+    line = markdown(COLUMNS, report.rows()).splitlines()[3]
     assert line.startswith(
         "| 1K | oracle | n/10 | 2 | 13.46 | 1.1052 (1.1052-1.1052) | 0.0500 (0.0500-0.0500) | 0.900"
     )

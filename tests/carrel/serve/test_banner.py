@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from pathlib import Path
 
@@ -13,7 +11,8 @@ from rich.console import Console
 
 from carrel.process.settings import resolve
 from carrel.serve.banner import Facts, banner, curl, gather_facts, ready_lines
-from carrel.serve.children import Endpoints
+from carrel.serve.children import served_name
+from carrel.serve.endpoints import Endpoints
 from carrel.serve.options import ServeOptions
 from gpu_worker.v1 import gpu_worker_pb2
 from kv_store.v1 import kv_store_pb2
@@ -85,26 +84,15 @@ def test_the_request_can_be_pasted() -> None:
     assert "amber fox" in question
 
 
-def test_of_several_keys_one_is_used(tmp_path: Path) -> None:
-    class Models(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.headers["Authorization"] == "Bearer first" else 401)
-            self.end_headers()
-            self.wfile.write(b'{"data": [{"id": "tiny"}]}')
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing on stderr."""
-
-    with HTTPServer(("127.0.0.1", 0), Models) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        facts = gather_facts(Endpoints(tmp_path, "127.0.0.1", server.server_port, 1), ("first", "second"))
-        server.shutdown()
-    assert facts.served_name == "tiny"
+def test_the_model_has_its_name_of_the_api(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    assert served_name(str(tmp_path / "tiny"), {}) == "tiny"
+    assert served_name("owner/name", {"served_model_names": "first,second"}) == "first"
 
 
 def test_processes_that_do_not_answer_leave_the_banner_empty(tmp_path: Path) -> None:
-    # port 1 refuses, and no socket is there
-    assert gather_facts(Endpoints(tmp_path, "127.0.0.1", 1, 1), ()) == Facts()
+    # no socket is there
+    assert gather_facts(Endpoints(tmp_path, "127.0.0.1", 1, 1), "tiny") == Facts("tiny")
 
 
 def test_a_unix_socket_is_said_and_pasted() -> None:

@@ -17,8 +17,8 @@ from commands import Command
 from carrel.commands import serve
 from carrel.errors import ModelNotFoundError
 from carrel.process.options import OptionError
-from carrel.serve.checks import run_checks
 from carrel.serve.model import BUNDLED, check_hub_model
+from carrel.serve.one_shot import run_checks
 from carrel.serve.process import ChildSpec
 from carrel.serve.supervisor import Supervisor
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from carrel.process.command_line import Parser, add_options
 from carrel.process.options import options_of
 from carrel.process.settings import Resolved, read
-from carrel.serve.children import Endpoints, child_specs
+from carrel.serve.children import child_specs
+from carrel.serve.endpoints import Endpoints
 from carrel.serve.options import ServeOptions
 from gateway.config import GatewayConfig, parse_config
 from gpu_worker.config import WorkerConfig, parse_arguments

@@ -18,9 +18,9 @@ from waiting import PATIENCE
 from carrel.errors import ModelNotFoundError, PortInUseError
 from carrel.process.options import OptionError
 from carrel.process.version import CHECKOUT
-from carrel.serve.children import Endpoints, child_environment, child_specs
+from carrel.serve.children import child_environment, child_specs
+from carrel.serve.endpoints import Endpoints, held_port, reachable_host
 from carrel.serve.model import find_model
-from carrel.serve.ports import held_port, reachable_host
 from carrel.serve.runtime_dir import base_dir, remove_stale, runtime_dir
 from gateway.config import GatewayConfig
 from gateway.listener import bind

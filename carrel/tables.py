@@ -1,4 +1,4 @@
-"""A benchmark's table: on a terminal, and as Markdown."""
+"""Tables of measurements: on a terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.table import Table
-
-from benchmarks.figures import Spread
 
 R = TypeVar("R")
 
@@ -48,10 +46,9 @@ def markdown(columns: Sequence[Column[R]], rows: Sequence[R], notes: Iterable[st
     return "\n".join([*lines, "", *listed] if listed else lines)
 
 
-def spread(value: Spread | None, digits: int) -> str:
-    if value is None:
-        return "-"
-    return f"{value.median:.{digits}f} ({value.low:.{digits}f}-{value.high:.{digits}f})"
+def interval(middle: float, low: float, high: float, digits: int) -> str:
+    """Such as "0.98 (0.95-1.00)"."""
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 def number(value: float | None, digits: int) -> str:

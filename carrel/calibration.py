@@ -1,37 +1,54 @@
-"""Cuts texts into samples of token ids, evenly spread over all of them."""
+"""Runs `python -m gpu_worker.calibration` on samples of texts, and shows its progress."""
 
 from __future__ import annotations
 
-import lzma
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
 
 from carrel.process.options import OptionError
+from carrel.serve.one_shot import run_to_end
+from carrel.serve.process import ChildSpec
+from carrel.serve.runtime_dir import runtime_dir
+from carrel.serve.signals import sigterm_as_interrupt
+from carrel.texts import read_text
+
+
+def calibrate(
+    model: str,
+    samples: Sequence[Sequence[int]],
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    notes: Console,
+) -> list[str]:
+    """Run the calibrating process and return its lines. Main thread only.
+
+    flags: of `python -m gpu_worker.calibration`; those that are None are left out. SIGTERM ends it as Ctrl-C does.
+    Raises ChildError with the process's own words.
+    """
+    with runtime_dir() as folder, sigterm_as_interrupt():
+        path = folder / "samples.jsonl"
+        path.write_text("".join(f"{json.dumps(list(sample))}\n" for sample in samples))
+        return run_to_end(_spec(model, path, flags), environment, notes)
+
+
+def _spec(model: str, samples: Path, flags: Mapping[str, object]) -> ChildSpec:
+    given = [text for name, value in flags.items() if value is not None for text in (name, str(value))]
+    # -P: a folder of the same name where the user stands is not taken for ours
+    command = (sys.executable, "-P", "-m", "gpu_worker.calibration", model, "--samples", str(samples))
+    return ChildSpec("calibration", (*command, *given, "--json-events"), lambda: True, 0, 0)
+
 
 if TYPE_CHECKING:
     from gateway.tokenizer import Tokenizer
 
 # sinks and window are not measured, and a sample should be longer than both by far
 LEAST_TOKENS = 256
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 text, packed where its name ends in .xz. Raises OptionError when it is missing, empty or no text."""
-    try:
-        packed = path.expanduser().read_bytes()
-        text = (lzma.decompress(packed) if path.suffix == ".xz" else packed).decode("utf-8-sig")
-    except OSError as exc:
-        raise OptionError(f"--text {path} cannot be read: {exc.strerror}") from exc
-    except lzma.LZMAError as exc:
-        raise OptionError(f"--text {path} is no xz file, or a damaged one: {exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise OptionError(f"--text {path} is not UTF-8 text (byte {exc.start}); convert it first") from exc
-    if not text.strip():
-        raise OptionError(f"--text {path} is empty")
-    return text
 
 
 def cut_samples(paths: Sequence[Path], tokenizer: Tokenizer, num_tokens: int, length: int) -> list[list[int]]:

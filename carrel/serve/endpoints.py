@@ -1,4 +1,4 @@
-"""The ports to listen on, held from before anything is loaded."""
+"""Addresses of one box: sockets in a private folder, and ports that are held before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,9 +6,43 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
 
 from carrel.errors import PortInUseError
 from gateway.listener import tcp_socket
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where everything listens. Both ports are real ones; with `uds` HTTP is served there instead."""
+
+    run: Path
+    host: str
+    port: int
+    grpc_port: int
+    uds: Path | None = None
+    has_tls: bool = False
+
+    @property
+    def store_socket(self) -> Path:
+        return self.run / "kv_store.sock"
+
+    @property
+    def worker_socket(self) -> Path:
+        return self.run / "gpu_worker.sock"
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self.has_tls else "http"
+        return f"{scheme}://localhost" if self.uds else f"{scheme}://{reachable_host(self.host)}:{self.port}"
+
+    def client(self, timeout_s: float) -> httpx.Client:
+        """Return a client for the gateway, our own child: no proxy, and its certificate is for other names."""
+        way = httpx.HTTPTransport(uds=None if self.uds is None else str(self.uds), verify=False)
+        return httpx.Client(base_url=self.url, transport=way, trust_env=False, timeout=timeout_s)
 
 
 @contextmanager
