@@ -79,7 +79,11 @@ class WorkerOptions(SelectionOptions):
         le=2**24,
     )
     max_num_seqs: int | None = option(
-        None, "requests decoded at once (default: 8 on a CPU, 32 on a GPU)", metavar="N", ge=1, le=4096
+        None,
+        "requests decoded at once (default: 8 on a CPU, up to 32 on a GPU, as memory allows)",
+        metavar="N",
+        ge=1,
+        le=4096,
     )
     max_queue: int = option(
         256, "requests that may wait in the worker; more get 503", metavar="N", ge=0, le=2**20

@@ -6,6 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -37,7 +38,14 @@ from gpu_worker.startup.assemble import (
 )
 from gpu_worker.startup.auto_length import FEW_TOKENS, copy_bandwidth, max_full_tokens
 from gpu_worker.startup.earlier_pool import EarlierPool
-from gpu_worker.startup.memory import MemoryPlan, available_bytes, index_room, limit_process
+from gpu_worker.startup.memory import (
+    MemoryPlan,
+    available_bytes,
+    fitting_seats,
+    index_room,
+    limit_process,
+    total_bytes,
+)
 from gpu_worker.store.traces import Traces
 from kv_store.client import StoreClient, StoreError
 
@@ -69,10 +77,12 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
         limit_process(device, limit)
     model = _load(config, device, report)
     _check_fit(policies, calibration, model.config)
-    max_num_seqs = config.max_num_seqs or (CPU_SEQS if device.type == "cpu" else GPU_SEQS)
-    shape = cache_shape(model, max_num_seqs, _max_model_len(config, model.config))
     layers = LayerMap.with_full(model.config.num_layers, config.full_layers)
-    slot_bytes, most_index_bytes = _room(config, limit, model, shape, layers, policies)
+    workload = _workload(config, model, layers, policies)
+    if config.max_num_seqs is None and device.type == "cuda":
+        workload = _with_fitting_seats(workload, limit)
+    shape, max_num_seqs = workload.shape, workload.shape.max_num_seqs
+    slot_bytes, most_index_bytes = _room(config, limit, workload)
     options = EngineOptions(
         max_model_len=shape.max_model_len,
         slot_bytes=slot_bytes,
@@ -222,24 +232,13 @@ def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedM
         ) from error
 
 
-def _room(
-    config: WorkerConfig,
-    limit: int | None,
-    model: LoadedModel,
-    shape: CacheShape,
-    layers: LayerMap,
-    policies: dict[str, Policy],
-) -> tuple[int, int | None]:
-    """Bytes of slots: as configured; else what is left of the device's memory, or a share of the host's. And of all
-    indexes, at most, where memory is planned."""
-    asked, earlier = config.slot_memory_bytes, earlier_pool(config)
-    if shape.device.type != "cuda":
-        return asked or earlier.settle(lambda: int(available_host_bytes() * CPU_MEMORY_SHARE)), None
-    if asked is not None and limit is None:
-        return asked, None
-    workload = Workload(
+def _workload(
+    config: WorkerConfig, model: LoadedModel, layers: LayerMap, policies: dict[str, Policy]
+) -> Workload:
+    seats = config.max_num_seqs or (CPU_SEQS if model.decoder.device.type == "cpu" else GPU_SEQS)
+    return Workload(
         model=model.config,
-        shape=shape,
+        shape=cache_shape(model, seats, _max_model_len(config, model.config)),
         dtype=model.decoder.dtype,
         policies=policies,
         default_policy=LONG if config.default_policy == AUTO else config.default_policy,
@@ -250,7 +249,30 @@ def _room(
         has_indexes=config.transport != "grpc",
     )
 
-    available = available_bytes(shape.device, limit)
+
+def _with_fitting_seats(workload: Workload, limit: int | None) -> Workload:
+    """Return the workload with as many seats as the device has room for."""
+    shape = workload.shape
+    seats = fitting_seats(workload, total_bytes(shape.device, limit), shape.max_num_seqs)
+    if seats < shape.max_num_seqs:
+        logger.warning(
+            "memory is planned for %d requests at once of %d tokens, not for %d; a smaller --max-model-len allows more",
+            seats,
+            shape.max_model_len,
+            shape.max_num_seqs,
+        )
+    return replace(workload, shape=replace(shape, max_num_seqs=seats))
+
+
+def _room(config: WorkerConfig, limit: int | None, workload: Workload) -> tuple[int, int | None]:
+    """Return the bytes of slots: as configured; else what is left of the device's memory, or a share of the host's.
+    And of all indexes, at most, where memory is planned."""
+    asked, earlier = config.slot_memory_bytes, earlier_pool(config)
+    if workload.shape.device.type != "cuda":
+        return asked or earlier.settle(lambda: int(available_host_bytes() * CPU_MEMORY_SHARE)), None
+    if asked is not None and limit is None:
+        return asked, None
+    available = available_bytes(workload.shape.device, limit)
 
     def plan_slots() -> int:
         plan = MemoryPlan.of(workload, available, asked)

@@ -95,6 +95,24 @@ class MemoryPlan:
         return plan
 
 
+def fitting_seats(workload: Workload, available: int, most: int) -> int:
+    """Return how many seats a plan has room for: `most`, half of it, and so on; 1 where nothing fits.
+
+    available: bytes of the device beside the weights, whoever holds them now, so that a worker that is started again
+    has as many.
+    """
+    seats = most
+    while seats > 1:
+        shape = replace(workload.shape, max_num_seqs=seats)
+        try:
+            MemoryPlan.of(replace(workload, shape=shape), available)
+        except ConfigError:
+            seats //= 2
+        else:
+            break
+    return seats
+
+
 def _within(limit: float, sizes: Mapping[str, int]) -> int:
     """The sum of as many sizes as stay within the limit: of the policy that `auto` takes, then the smallest."""
     total = 0
@@ -111,6 +129,13 @@ def available_bytes(device: torch.device, limit: int | None) -> int:
     if limit is None:
         return int(free)
     return int(min(free, limit - context_bytes(device) - torch.cuda.memory_reserved(device)))
+
+
+def total_bytes(device: torch.device, limit: int | None) -> int:
+    """Return the bytes of a CUDA device beside what this process has allocated, under the limit if there is one,
+    whoever holds them now."""
+    total = limit or torch.cuda.mem_get_info(device)[1]
+    return int(total - context_bytes(device) - torch.cuda.memory_reserved(device))
 
 
 def context_bytes(device: torch.device) -> int:

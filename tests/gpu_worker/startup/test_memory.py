@@ -27,11 +27,11 @@ from gpu_worker.models.shape import Shape
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.chelsea.policy import Chelsea
 from gpu_worker.policies.outlier_heads.policy import OutlierHeads
-from gpu_worker.policies.registry import registry
+from gpu_worker.policies.registry import LONG, registry
 from gpu_worker.records import Budget, IndexDevice
 from gpu_worker.runner.workload import Workload
 from gpu_worker.startup import memory
-from gpu_worker.startup.memory import MemoryPlan, available_bytes, index_room, limit_process
+from gpu_worker.startup.memory import MemoryPlan, available_bytes, fitting_seats, index_room, limit_process
 from kv_store.client import RowFormat
 
 GIB = 1 << 30
@@ -80,6 +80,23 @@ def tiny() -> Workload:
     return Workload(
         config, shape, torch.float32, small_policies(), "pqcache", budget, 64, layers, IndexDevice.CPU
     )
+
+
+@pytest.mark.parametrize(("card", "seats"), [(24, 1), (48, 16), (80, 32)])
+def test_a_smaller_card_has_fewer_seats_by_default_and_starts(card: int, seats: int) -> None:
+    """Of an 8B model in bfloat16 at 128K, with the default policy and budget."""
+    available = card * GIB - LLAMA_WEIGHTS - GIB // 2
+    budget = Budget(share=0.1, least=512)
+    workload = llama(policies=registry(), default_policy=LONG, default_budget=budget)
+    found = fitting_seats(workload, available, 32)
+    assert found == seats
+    shape = replace(workload.shape, max_num_seqs=found)
+    plan = MemoryPlan.of(replace(workload, shape=shape), available)
+    assert plan.reserved + plan.slots <= available
+
+
+def test_where_nothing_fits_the_plan_of_one_seat_says_what_is_missing() -> None:
+    assert fitting_seats(llama(), GIB, 32) == 1
 
 
 def test_sizes_are_those_of_what_an_engine_allocates() -> None:
