@@ -70,6 +70,11 @@ class CacheSet:
         self.residents = residents
 
     @property
+    def num_selecting(self) -> int:
+        """Seats, the first ones, whose sequences may select."""
+        return self._shape.selecting().max_num_seqs
+
+    @property
     def state(self) -> tuple[object, ...]:
         """Objects whose addresses captured steps hold: with other objects the steps are void."""
         own = (*self.recall.state, *self.retain.state)
@@ -211,9 +216,15 @@ class CacheSet:
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""
-        num_seats = self._shape.max_num_seqs
+        num_seats, num_selecting = self._shape.max_num_seqs, self.num_selecting
         return Batch.of(
-            sequences, self._kind, self._group_shape, self.buckets, num_seats, self._shapes_of_all
+            sequences,
+            self._kind,
+            self._group_shape,
+            self.buckets,
+            num_seats,
+            num_selecting,
+            self._shapes_of_all,
         )
 
     def _shapes_of_all(

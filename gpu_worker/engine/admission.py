@@ -52,15 +52,18 @@ class Admission:
             return Verdict(False, StoreSilent("the KV store does not answer"))
         if request.waits_for_arena and must_wait:
             return Verdict(False, missing_bytes=math.inf)
-        if not self._scheduler.num_free_seats:
-            request.waits_for_arena = False
+        policy = self._policy_of(request)
+        selects = request.entered.may_select and policy != SHORT
+        if not self._scheduler.has_seat(selects):
+            request.waits_for_arena, request.waits_for_seat = False, selects
             return Verdict(False)
-        self._scheduler.seat(request)
+        request.waits_for_seat = False
+        self._scheduler.seat(request, selects)
         admitted = self._runner.admit(
             Admit(
                 request.request_id,
                 request.seat,
-                self._policy_of(request),
+                policy,
                 not must_wait,
                 request.trusts_prefixes,
             )

@@ -48,7 +48,8 @@ class Request:
 
     asked: as the service gave it. entered: as the runner will execute it. seat: its index on the device, -1 while it
     waits. num_prefill, num_cached: tokens of its prompt, and those that are known. num_output: tokens of its answer so
-    far. waits_for_arena: it was refused because the arena was full. was_preempted: its policy stays. trusts_prefixes:
+    far. waits_for_arena: it was refused because the arena was full; waits_for_seat: because no seat was free for one
+    that may select. was_preempted: its policy stays. trusts_prefixes:
     False once a known prefix was lost or corrupt.
     """
 
@@ -61,6 +62,7 @@ class Request:
     num_cached: int = 0
     num_output: int = 0
     waits_for_arena: bool = False
+    waits_for_seat: bool = False
     was_preempted: bool = False
     trusts_prefixes: bool = True
     clock: Clock = field(default_factory=Clock)
@@ -72,6 +74,11 @@ class Request:
     @property
     def priority(self) -> int:
         return self.asked.priority
+
+    @property
+    def waits_aside(self) -> bool:
+        """Whether it waits for what others may not need, and may be overtaken by them."""
+        return self.waits_for_arena or self.waits_for_seat
 
     @property
     def rank(self) -> tuple[int, float]:

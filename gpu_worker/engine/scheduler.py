@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 
@@ -27,15 +28,19 @@ class Scheduler:
         room: PromptRoom,
         estimate: Callable[[Request], float],
         stretch: float = STRETCH,
+        num_selecting: int | None = None,
     ) -> None:
         """room: for prompts in progress. estimate: the seconds that a prompt takes alone. stretch: how many times
-        that it may take while shorter ones overtake it."""
+        that it may take while shorter ones overtake it. num_selecting: of the seats, the first ones, for requests that
+        may select; None: all."""
         self._room = room
         self._estimate = estimate
         self._stretch = stretch
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._free_seats = list(range(max_num_seqs - 1, -1, -1))
+        self._num_selecting = max_num_seqs if num_selecting is None else num_selecting
+        # The last one is taken first: requests that do not select leave the first seats to those that may.
+        self._free_seats = list(range(max_num_seqs))
         self._by_id: dict[str, Request] = {}
         # Seconds of prefill that each caller has had, by its weight, as far as they are compared.
         self._served: dict[bytes, float] = defaultdict(float)
@@ -104,7 +109,7 @@ class Scheduler:
     ) -> list[Request]:
         """The most urgent short prompt and the most urgent long one, if there is room beside those in progress. Nobody
         overtakes them to the room that comes."""
-        waiting = [each for each in self._waiting if may_offload or not each.waits_for_arena]
+        waiting = [each for each in self._waiting if may_offload or not each.waits_aside]
         waiting = [each for each in waiting if each not in held]
         is_lent = all(self._room.is_short(each.num_prefill) for each in waiting)
         computed = [each for each in prefilling if is_lent and each in held]
@@ -125,7 +130,7 @@ class Scheduler:
         lengths = ([each.num_prefill for each in some] for some in (prefilling, computed))
         if first is None or not self._room.fits(first.num_prefill, *lengths):
             return None
-        return first if self._free_seats or self.lower(first) else None
+        return first if self.has_seat(selects=False) or self.lower(first) else None
 
     def next_beside(self, together: list[Request], held: Collection[Request]) -> Request | None:
         """The most urgent short prompt that waits, if it may be admitted without another's seat, and a chunk has room
@@ -144,18 +149,28 @@ class Scheduler:
         deadline = request.clock.submitted + self._stretch * self._estimate(request)
         return request.priority, self._served[request.caller], deadline
 
-    def seat(self, request: Request) -> None:
+    def has_seat(self, selects: bool) -> bool:
+        """Tell whether a seat is free, for a request that selects or not."""
+        return any(self._suits(seat, selects) for seat in self._free_seats)
+
+    def _suits(self, seat: int, selects: bool) -> bool:
+        return not selects or seat < self._num_selecting
+
+    def seat(self, request: Request, selects: bool) -> None:
         """Give a waiting request a free seat."""
-        request.seat = self._free_seats.pop()
+        request.seat = next(seat for seat in reversed(self._free_seats) if self._suits(seat, selects))
+        self._free_seats.remove(request.seat)
 
     def fits_without(self, request: Request, leaving: Collection[Request]) -> bool:
         """Whether a waiting request would get a seat, and room for its prompt, if these running ones left."""
         prompts = [each.num_prefill for each in self.with_status(Status.PREFILL) if each not in leaving]
-        return bool(self._free_seats or leaving) and self._room.fits(request.num_prefill, prompts)
+        seats = [*self._free_seats, *(each.seat for each in leaving)]
+        has_seat = any(self._suits(seat, request.waits_for_seat) for seat in seats)
+        return has_seat and self._room.fits(request.num_prefill, prompts)
 
     def unseat(self, request: Request) -> None:
         """Take the seat back: the request waits on."""
-        self._free_seats.append(request.seat)
+        bisect.insort(self._free_seats, request.seat)
         request.seat = -1
 
     def admit(self, request: Request) -> None:

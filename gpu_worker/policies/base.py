@@ -33,7 +33,8 @@ class CacheShape:
     """Sizes that every piece of KV state is built from.
 
     row_format: of rows in slots and in the arena. dtype: of the model's keys. layers: which layers of the model these
-    are, where a cache serves some; None: all.
+    are, where a cache serves some; None: all. num_selecting: of the seats, the first ones, whose sequences may select;
+    None: all. State of policies is kept for these.
     """
 
     max_num_seqs: int
@@ -46,6 +47,11 @@ class CacheShape:
     device: torch.device
     dtype: torch.dtype = torch.float32
     layers: tuple[int, ...] | None = None
+    num_selecting: int | None = None
+
+    def selecting(self) -> CacheShape:
+        """Return the shape of the seats whose sequences may select."""
+        return replace(self, max_num_seqs=self.num_selecting or self.max_num_seqs, num_selecting=None)
 
     def part(self, layers: tuple[int, ...]) -> CacheShape:
         """The same of some of the model's layers, one behind another."""

@@ -44,8 +44,8 @@ class Workload:
 
     @property
     def policy_shape(self) -> CacheShape:
-        """Of the layers that policies serve."""
-        return self.shape.part(self.layers.layers_of(POLICY))
+        """The layers that policies serve, for the seats whose sequences may select."""
+        return self.shape.part(self.layers.layers_of(POLICY)).selecting()
 
     def plan(self, policy: Policy) -> Plan:
         """Of the longest prompt with the default budget."""

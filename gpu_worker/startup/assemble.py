@@ -64,6 +64,8 @@ class EngineOptions:
     max_model_len: int
     slot_bytes: int
     max_num_seqs: int = 8
+    # Of these the requests that may select at once: memory is kept for each; None: all.
+    max_selecting: int | None = None
     prefill_chunk: int = 2048
     hot_cache: HotCacheSize = field(default_factory=HotCacheSize)
     # None: policies serve all.
@@ -110,7 +112,7 @@ def assemble(
     """
     decoder, config = model.decoder, model.config
     device = decoder.device
-    shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
+    shape = cache_shape(model, options.max_num_seqs, options.max_model_len, options.max_selecting)
     layers = options.layers or LayerMap.with_full(config.num_layers)
     make_cache = {FULL: DenseCache, **options.more_caches}
     _check_layers(layers, config.num_layers, make_cache, client)
@@ -135,7 +137,7 @@ def assemble(
         model=root,
     )
     default = LONG if options.default_policy == AUTO else options.default_policy
-    kept, of_policies = layers.kept_of(POLICY), (shapes[POLICY], pool, tables[POLICY])
+    kept, of_policies = layers.kept_of(POLICY), (shapes[POLICY].selecting(), pool, tables[POLICY])
     probe = Probe(offloader, shape.scale, kept)
     recall = RecallCache(
         *of_policies,
@@ -147,7 +149,7 @@ def assemble(
         _usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
         options.most_index_bytes,
     )
-    retain, whole = RetainCache(*of_policies, probe), DenseCache(*of_policies)
+    retain, whole = RetainCache(*of_policies, probe), DenseCache(shapes[POLICY], pool, tables[POLICY])
     for_all = {
         name: make_cache[name](shapes[name], pool, tables[name]) for name in layers.names if name != POLICY
     }
@@ -189,7 +191,8 @@ def _engine(info: EngineInfo, runner: LocalRunner, model: LoadedModel, options: 
     is_cuda, kind = model.decoder.device.type == "cuda", model.decoder.device.type
     pace, room = Pace(options.itl_seconds), PromptRoom(options.max_model_len, options.prefill_chunk)
     estimate = PromptSeconds(pace, model.config, room)
-    scheduler = Scheduler(options.max_num_seqs, room, estimate, options.stretch)
+    num_selecting = runner.caches.num_selecting
+    scheduler = Scheduler(options.max_num_seqs, room, estimate, options.stretch, num_selecting)
     preemption = Preemption(scheduler, runner)
     max_joining = options.max_joining or JOINING_TOKENS[kind]
     return Engine(
@@ -243,7 +246,9 @@ def arena_layout(model: LoadedModel, layers: LayerMap) -> Layout:
     return Layout(layers.num_kept, model.config.num_kv_heads, model.decoder.row_format)
 
 
-def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:
+def cache_shape(
+    model: LoadedModel, max_num_seqs: int, max_model_len: int, num_selecting: int | None = None
+) -> CacheShape:
     decoder, config = model.decoder, model.config
     if any(each.sinks or each.soft_cap for each in config.attentions):
         raise ModelError(f"{config.model_type}: no cache here attends with sinks or a soft cap")
@@ -257,6 +262,7 @@ def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> Ca
         scale=decoder.attention_scale,
         device=decoder.device,
         dtype=decoder.dtype,
+        num_selecting=num_selecting,
     )
 
 

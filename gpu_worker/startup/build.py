@@ -42,6 +42,7 @@ from gpu_worker.startup.memory import (
     MemoryPlan,
     available_bytes,
     fitting_seats,
+    fitting_selecting,
     index_room,
     limit_process,
     total_bytes,
@@ -61,7 +62,9 @@ STORE_CALL_SECONDS = 1.0
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
 # Requests at once, by default.
-CPU_SEQS, GPU_SEQS = 8, 32
+CPU_SEQS, GPU_SEQS = 8, 64
+# Of these that may select.
+GPU_SELECTING = 32
 
 
 def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = None) -> Assembled:
@@ -79,15 +82,15 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
     _check_fit(policies, calibration, model.config)
     layers = LayerMap.with_full(model.config.num_layers, config.full_layers)
     workload = _workload(config, model, layers, policies)
-    if config.max_num_seqs is None and device.type == "cuda":
-        workload = _with_fitting_seats(workload, limit)
-    shape, max_num_seqs = workload.shape, workload.shape.max_num_seqs
+    shape = _seated(workload, config, limit)
+    workload = replace(workload, shape=shape)
     slot_bytes, most_index_bytes = _room(config, limit, workload)
     options = EngineOptions(
         max_model_len=shape.max_model_len,
         slot_bytes=slot_bytes,
         most_index_bytes=most_index_bytes,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=shape.max_num_seqs,
+        max_selecting=shape.num_selecting,
         prefill_chunk=config.prefill_chunk,
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
         hot_cache=config.hot_cache,
@@ -250,18 +253,23 @@ def _workload(
     )
 
 
-def _with_fitting_seats(workload: Workload, limit: int | None) -> Workload:
-    """Return the workload with as many seats as the device has room for."""
+def _seated(workload: Workload, config: WorkerConfig, limit: int | None) -> CacheShape:
+    """Return the shape with as many seats as are asked for, or as the device has room for."""
     shape = workload.shape
-    seats = fitting_seats(workload, total_bytes(shape.device, limit), shape.max_num_seqs)
-    if seats < shape.max_num_seqs:
-        logger.warning(
-            "memory is planned for %d requests at once of %d tokens, not for %d; a smaller --max-model-len allows more",
-            seats,
-            shape.max_model_len,
-            shape.max_num_seqs,
-        )
-    return replace(workload, shape=replace(shape, max_num_seqs=seats))
+    if shape.device.type != "cuda" or config.slot_memory_bytes is not None:
+        return shape
+    available = total_bytes(shape.device, limit)
+    if config.max_num_seqs is not None:
+        found = fitting_selecting(workload, available)
+    else:
+        found = fitting_seats(workload, available, GPU_SEQS, GPU_SELECTING)
+    logger.info(
+        "memory is planned for %d requests at once, %d of which may select, of %d tokens",
+        found.max_num_seqs,
+        found.selecting().max_num_seqs,
+        found.max_model_len,
+    )
+    return found
 
 
 def _room(config: WorkerConfig, limit: int | None, workload: Workload) -> tuple[int, int | None]:
@@ -301,7 +309,7 @@ def available_host_bytes() -> int:
 def _max_full_tokens(config: WorkerConfig, shape: CacheShape, policies: dict[str, Policy]) -> int:
     if shape.device.type != "cuda":
         return FEW_TOKENS
-    bandwidth = copy_bandwidth(shape.device)
+    bandwidth, shape = copy_bandwidth(shape.device), shape.selecting()
     num_rows = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads * shape.max_model_len
     code_bytes = index_bytes(policies[LONG], shape) // num_rows
     return max_full_tokens(shape, config.budget, code_bytes, bandwidth)

@@ -6,7 +6,7 @@ captured steps is bounded from above.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -45,6 +45,8 @@ LOGIT_BYTES = 24
 # Indexes of policies that some request may name are made room for within this share of what is left; beyond it such
 # a request is refused.
 OTHERS_SHARE = 0.1
+# Where seats are not asked for: of the bytes that seats, indexes and steps take slots have so many at least.
+SLOT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +97,44 @@ class MemoryPlan:
         return plan
 
 
-def fitting_seats(workload: Workload, available: int, most: int) -> int:
-    """Return how many seats a plan has room for: `most`, half of it, and so on; 1 where nothing fits.
+def fitting_seats(workload: Workload, available: int, most: int, most_selecting: int) -> CacheShape:
+    """Return the shape with as many seats as a device has room for: `most`, half of it, and so on; of these
+    `most_selecting` for requests that may select, half of it, and so on, until slots have `SLOT_SHARE` of what seats,
+    indexes and steps take. One seat where nothing fits.
 
-    available: bytes of the device beside the weights, whoever holds them now, so that a worker that is started again
-    has as many.
+    available: bytes of the device beside the weights, whether or not they are free now, so that a worker that is
+    started again has as many.
     """
-    seats = most
-    while seats > 1:
-        shape = replace(workload.shape, max_num_seqs=seats)
-        try:
-            MemoryPlan.of(replace(workload, shape=shape), available)
-        except ConfigError:
-            seats //= 2
-        else:
-            break
-    return seats
+    for seats in _halves(most):
+        for selecting in _halves(min(seats, most_selecting)):
+            shape = replace(workload.shape, max_num_seqs=seats, num_selecting=selecting)
+            plan = _plan(replace(workload, shape=shape), available)
+            if plan is not None and plan.slots >= SLOT_SHARE * (plan.seats + plan.indexes + plan.decode):
+                return shape
+    return replace(workload.shape, max_num_seqs=1, num_selecting=1)
+
+
+def fitting_selecting(workload: Workload, available: int) -> CacheShape:
+    """Return the shape with as many of its seats for requests that may select as a plan has room for: all, half of
+    them, and so on; one where nothing fits."""
+    for selecting in _halves(workload.shape.max_num_seqs):
+        shape = replace(workload.shape, num_selecting=selecting)
+        if _plan(replace(workload, shape=shape), available) is not None:
+            return shape
+    return replace(workload.shape, num_selecting=1)
+
+
+def _halves(most: int) -> Iterator[int]:
+    while most:
+        yield most
+        most //= 2
+
+
+def _plan(workload: Workload, available: int) -> MemoryPlan | None:
+    try:
+        return MemoryPlan.of(workload, available)
+    except ConfigError:
+        return None
 
 
 def _within(limit: float, sizes: Mapping[str, int]) -> int:
@@ -199,11 +223,12 @@ def decode_bytes(workload: Workload) -> int:
     """Steps of a full batch: once uncaptured and once captured, with what every captured one keeps."""
     model, shape = workload.model, workload.shape
     logits = shape.max_num_seqs * model.vocab_size
-    candidates = shape.max_num_seqs * shape.num_kv_heads * shape.max_model_len
+    num_selecting = workload.policy_shape.max_num_seqs
+    candidates = num_selecting * shape.num_kv_heads * shape.max_model_len
     step = shape.max_num_seqs * workload.token_bytes + candidates * CANDIDATE_BYTES + logits * 6
     most_kept, policy = workload.most_kept, workload.default
     if most_kept and cast(RetainPolicy, policy).evicts:
-        heads = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads
+        heads = num_selecting * shape.num_layers * shape.num_kv_heads
         step += heads * Buckets(is_exact=False).positions(most_kept + 1) * EVICTION_BYTES
     captured = MAX_GRAPHS * (logits * 4 + shape.num_layers * GRAPH_LAYER_BYTES)
     return 2 * step + captured + logits * LOGIT_BYTES + LIBRARY_BYTES

@@ -115,17 +115,22 @@ class BatchShape:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, lanes], a column for each lane.
-    unused: a seat of none of them, for padding; None in a full house."""
+    unused: for each group a seat of none of them, for padding; None where all seats of its kind are taken."""
 
     shape: BatchShape
     members: list[list[Sequence]]
     table: npt.NDArray[np.int64]
-    unused: int | None = None
+    unused: tuple[int | None, ...] = ()
 
     @property
     def sequences(self) -> list[Sequence]:
         """In the order of their lanes."""
         return [sequence for members in self.members for sequence in members]
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether lanes may be added to every group."""
+        return None not in self.unused
 
     @classmethod
     def of(
@@ -135,49 +140,51 @@ class Batch:
         shape_of: Callable[[list[Sequence]], GroupShape],
         buckets: Buckets,
         num_seats: int,
+        num_selecting: int,
         shapes_of_all: Callable[[list[Sequence], int, int], tuple[GroupShape, ...]],
     ) -> Batch:
         """shape_of: of a group, which are the sequences of one kind; made with the same buckets. shapes_of_all: of the
         whole batch in layers that serve every sequence alike, by its sequences, its lanes, and the tokens of the
-        longest with its new one, rounded up."""
+        longest with its new one, rounded up. num_selecting: the first seats, whose sequences may select."""
         by_kind: dict[Kind, list[Sequence]] = {}
         for sequence in sequences:
             by_kind.setdefault(kind_of(sequence), []).append(sequence)
-        members = [by_kind[kind] for kind in sorted(by_kind)]
-        unused = None
-        if len(sequences) < num_seats:
-            seats = {sequence.seat for sequence in sequences}
-            unused = next(seat for seat in range(num_seats) if seat not in seats)
-        shapes = [shape_of(group) for group in members]
-        if unused is None:
-            # Padding needs a seat of its own; a full house needs no padding.
-            shapes = [
-                replace(shape, num_lanes=len(group)) for shape, group in zip(shapes, members, strict=True)
-            ]
+        # Where all is attended comes last: state of those that select is kept by their lanes.
+        kinds = sorted(by_kind, key=lambda kind: (not kind[0], kind))
+        members = [by_kind[kind] for kind in kinds]
+        seats = {sequence.seat for sequence in sequences}
+        # Padding needs a seat of its own; where all are taken there is none.
+        plain = next((seat for seat in range(num_seats - 1, -1, -1) if seat not in seats), None)
+        selecting = next((seat for seat in range(num_selecting) if seat not in seats), None)
+        unused = tuple(selecting if kind[0] else plain for kind in kinds)
+        shapes = [
+            replace(shape, num_lanes=len(group)) if seat is None else shape
+            for shape, group, seat in zip(map(shape_of, members), members, unused, strict=True)
+        ]
         columns: list[tuple[int, ...]] = []
-        for shape, group in zip(shapes, members, strict=True):
+        for shape, group, seat in zip(shapes, members, unused, strict=True):
             columns += map(fields_of, group)
-            if len(group) < shape.num_lanes:
-                assert unused is not None
-                columns += [padding(unused)] * (shape.num_lanes - len(group))
+            columns += _padding(seat, shape.num_lanes - len(group))
         longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
         everyone = shapes_of_all(sequences, len(columns), longest)
         return cls(BatchShape(tuple(shapes), everyone), members, table_of(columns), unused)
 
     def padded_to(self, shape: BatchShape) -> Batch:
-        """The same sequences in a shape that covers this one's; not of a full house."""
-        assert self.unused is not None, "padding needs a seat of its own"
+        """The same sequences in a shape that covers this one's, with more lanes where it `can_pad`."""
         columns: list[tuple[int, ...]] = []
         first = 0
-        for own, wider, members in zip(self.shape.groups, shape.groups, self.members, strict=True):
+        groups = zip(self.shape.groups, shape.groups, self.members, self.unused, strict=True)
+        for own, wider, members, seat in groups:
             columns += map(tuple, self.table[:, first : first + len(members)].T.tolist())
-            columns += [padding(self.unused)] * (wider.num_lanes - len(members))
+            columns += _padding(seat, wider.num_lanes - len(members))
             first += own.num_lanes
         return replace(self, shape=shape, table=table_of(columns))
 
     def blank(self) -> Batch:
         """A batch of this shape of padding only: a step of it changes nothing that any sequence has."""
-        return replace(self, table=table_of([padding(0)] * self.table.shape[1]), unused=0)
+        return replace(
+            self, table=table_of([padding(0)] * self.table.shape[1]), unused=(0,) * len(self.members)
+        )
 
     def groups(self, table: Tensor) -> list[Group]:
         """The groups over a device's copy of the table."""
@@ -195,6 +202,11 @@ class Batch:
             parts.append(tensor[first : first + len(members)])
             first += shape.num_lanes
         return join(parts)
+
+
+def _padding(seat: int | None, count: int) -> list[tuple[int, ...]]:
+    assert seat is not None or not count, "padding needs a seat of its own"
+    return [padding(seat or 0)] * count
 
 
 def join(parts: list[Tensor]) -> Tensor:

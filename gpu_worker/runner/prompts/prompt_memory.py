@@ -35,7 +35,7 @@ def prefill_bytes(workload: Workload) -> int:
     rows = length * workload.head_layer_bytes
     a_token = model.hidden_size * itemsize + 2 * workload.head_layer_bytes + 3 * 8
     num_tokens = PromptRoom(length, workload.prefill_chunk).total
-    num_queries = min(num_tokens, shape.max_num_seqs * workload.num_queries)
+    num_queries = min(num_tokens, workload.policy_shape.max_num_seqs * workload.num_queries)
     kept = num_tokens * a_token + 2 * STAGE_BYTES
     kept += min(FEW_TOKENS, length) * shape.num_layers * workload.head_layer_bytes
     kept += num_queries * model.num_heads * model.head_dim * itemsize

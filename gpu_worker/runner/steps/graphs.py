@@ -116,7 +116,7 @@ class StepGraphs:
         """The batch as it is to be run: in a wider shape that was prepared; or as it is, where there is none or its own
         is worth to be captured. state: as of `run`."""
         self._use(state)
-        if batch.shape in self.captured or batch.unused is None:
+        if batch.shape in self.captured or not batch.can_pad:
             return batch
         if batch.shape not in self._wider:
             wider = [shape for shape in self.prepared if shape.covers(batch.shape)]

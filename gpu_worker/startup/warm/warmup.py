@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -72,9 +72,9 @@ class OtherPolicy:
             return is_over() or time.monotonic() > until
 
         try:
-            found = policy_requests(
-                self.policy, worker.engine.info, self.prefill_chunk, worker.runner.caches.buckets
-            )
+            caches = worker.runner.caches
+            info = replace(worker.engine.info, max_num_seqs=caches.num_selecting)
+            found = policy_requests(self.policy, info, self.prefill_chunk, caches.buckets)
             turn = SecondTurn(self.policy, CHAT)
             for stage in [*found, turn, *policy_steps(worker, self.policy)]:
                 if not is_late():
@@ -90,7 +90,8 @@ def stages(worker: Assembled, prefill_chunk: int, others: Sequence[str] = ()) ->
     plans of attention for prompts of any length, steps of batches of any size; of `others` too. On a CPU, which
     compiles nothing: one short request."""
     info = worker.engine.info
-    found = requests(info, prefill_chunk, worker.runner.caches.buckets)
+    caches = worker.runner.caches
+    found = requests(info, prefill_chunk, caches.buckets, caches.num_selecting)
     if info.device == "cpu":
         return [*found]
     first, rest = found[:1], found[1:]
@@ -103,15 +104,16 @@ def stages(worker: Assembled, prefill_chunk: int, others: Sequence[str] = ()) ->
     return [*first, *long, *turns, *more, Plans(), *step_stages(worker), *short]
 
 
-def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Requests]:
-    """The likeliest first; the last one is alone."""
+def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets, num_selecting: int) -> list[Requests]:
+    """The likeliest first; the last one is alone. num_selecting: that may select at once."""
     policy, longest = info.default_policy, info.max_model_len
     found = [Requests(policy, WORDS)]
     if info.device != "cpu":
         # As it is, then captured; the largest first, whose memory serves the others.
         for size in reversed(buckets_within(min(prefill_chunk, longest))):
             found += [Requests(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
-        found += policy_requests(policy, info, prefill_chunk, buckets)
+        selecting = replace(info, max_num_seqs=num_selecting)
+        found += policy_requests(policy, selecting, prefill_chunk, buckets)
         if policy != DENSE:
             sizes = _batch_sizes(info.max_num_seqs, buckets)
             found.append(Requests(DENSE, CHAT, min(MAX_TOKENS, longest - CHAT), sizes))

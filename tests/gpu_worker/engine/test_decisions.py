@@ -112,6 +112,23 @@ def test_a_request_that_waits_for_the_arena_is_overtaken_by_those_that_need_none
     assert run.tokens("waits") == [1, 2]
 
 
+def test_a_request_that_waits_for_a_seat_to_select_in_is_overtaken_by_those_that_need_none() -> None:
+    run = Decisions(num_selecting=1)
+    run.submit("selects", max_tokens=30, policy="recalls")
+    run.engine.step()
+    run.submit("waits", max_tokens=2, policy="recalls")
+    run.submit("dense", max_tokens=2)
+    for _ in range(4):
+        run.engine.step()
+    assert run.status("waits") is Status.WAITING
+    assert run.status("dense") is Status.FINISHED
+    run.submit("high", max_tokens=2, policy="recalls", priority=-1)
+    run.run()
+    # The one of higher priority had its seat at once, from the one that may select.
+    assert run.times("preempt") == [("selects",)]
+    assert [len(run.tokens(name)) for name in ("selects", "waits", "high")] == [30, 2, 2]
+
+
 def test_while_the_store_is_silent_the_others_continue_and_the_wait_ends() -> None:
     run = Decisions()
     run.submit("recalls", max_tokens=50, policy="recalls")

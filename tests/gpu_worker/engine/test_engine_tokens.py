@@ -125,6 +125,15 @@ def test_a_batch_gives_every_request_the_tokens_it_gets_alone(
     rig.check_empty()
 
 
+@pytest.mark.parametrize("max_selecting", [1, 2, 3])
+def test_where_few_may_select_at_once_tokens_are_those_alone(max_selecting: int) -> None:
+    requests = mixed_requests()
+    rig = Rig(max_num_seqs=8, max_selecting=max_selecting, runs_ahead=True)
+    records = rig.run(*requests)
+    assert [record.tokens for record in records] == [tokens_alone(one) for one in requests]
+    rig.check_empty()
+
+
 @pytest.mark.parametrize("hot_cache", [HotCacheSize(share=0.1), LEAST])
 def test_requests_that_come_and_go_change_nobodys_tokens(
     hot_cache: HotCacheSize, alone: dict[str, list[int]]

@@ -265,6 +265,7 @@ class Rig:
         reads_slots: bool = False,
         layers: LayerMap | None = None,
         more_caches: Mapping[str, MakeCache] | None = None,
+        max_selecting: int | None = None,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
         least has one quantum. layers: instead of `full_layers`."""
@@ -274,6 +275,7 @@ class Rig:
             max_model_len=max_model_len,
             slot_bytes=slot_bytes,
             max_num_seqs=max_num_seqs,
+            max_selecting=max_selecting,
             prefill_chunk=prefill_chunk,
             hot_cache=hot_cache or HotCacheSize(),
             layers=layers or LayerMap.with_full(NUM_LAYERS, full_layers),

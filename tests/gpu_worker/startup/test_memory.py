@@ -31,7 +31,14 @@ from gpu_worker.policies.registry import LONG, registry
 from gpu_worker.records import Budget, IndexDevice
 from gpu_worker.runner.workload import Workload
 from gpu_worker.startup import memory
-from gpu_worker.startup.memory import MemoryPlan, available_bytes, fitting_seats, index_room, limit_process
+from gpu_worker.startup.memory import (
+    MemoryPlan,
+    available_bytes,
+    fitting_seats,
+    fitting_selecting,
+    index_room,
+    limit_process,
+)
 from kv_store.client import RowFormat
 
 GIB = 1 << 30
@@ -82,21 +89,30 @@ def tiny() -> Workload:
     )
 
 
-@pytest.mark.parametrize(("card", "seats"), [(24, 1), (48, 16), (80, 32)])
-def test_a_smaller_card_has_fewer_seats_by_default_and_starts(card: int, seats: int) -> None:
+@pytest.mark.parametrize(("card", "seats", "selecting"), [(24, 32, 1), (48, 64, 8), (80, 64, 16)])
+def test_a_card_has_the_seats_that_it_has_room_for_and_starts(card: int, seats: int, selecting: int) -> None:
     """Of an 8B model in bfloat16 at 128K, with the default policy and budget."""
     available = card * GIB - LLAMA_WEIGHTS - GIB // 2
     budget = Budget(share=0.1, least=512)
     workload = llama(policies=registry(), default_policy=LONG, default_budget=budget)
-    found = fitting_seats(workload, available, 32)
-    assert found == seats
-    shape = replace(workload.shape, max_num_seqs=found)
+    shape = fitting_seats(workload, available, 64, 32)
+    assert (shape.max_num_seqs, shape.num_selecting) == (seats, selecting)
     plan = MemoryPlan.of(replace(workload, shape=shape), available)
     assert plan.reserved + plan.slots <= available
 
 
-def test_where_nothing_fits_the_plan_of_one_seat_says_what_is_missing() -> None:
-    assert fitting_seats(llama(), GIB, 32) == 1
+def test_seats_that_are_asked_for_are_had_though_fewer_may_select() -> None:
+    workload = llama(max_num_seqs=128, policies=registry(), default_policy=LONG)
+    with pytest.raises(ConfigError, match="device memory are missing"):
+        MemoryPlan.of(workload, 64 * GIB)
+    shape = fitting_selecting(workload, 64 * GIB)
+    assert (shape.max_num_seqs, shape.num_selecting) == (128, 32)
+    assert MemoryPlan.of(replace(workload, shape=shape), 64 * GIB).slots > 0
+
+
+def test_where_nothing_fits_there_is_one_seat_and_its_plan_says_what_is_missing() -> None:
+    assert fitting_seats(llama(), GIB, 64, 32).max_num_seqs == 1
+    assert fitting_selecting(llama(), GIB).num_selecting == 1
 
 
 def test_sizes_are_those_of_what_an_engine_allocates() -> None:

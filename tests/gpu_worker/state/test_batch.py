@@ -55,7 +55,11 @@ def kind_of(sequence: Sequence) -> Kind:
 
 
 def make_batch(
-    sequences: list[Sequence], buckets: Buckets, num_seats: int, some_dense: bool = False
+    sequences: list[Sequence],
+    buckets: Buckets,
+    num_seats: int,
+    some_dense: bool = False,
+    num_selecting: int | None = None,
 ) -> Batch:
     def shape_of(group: list[Sequence]) -> GroupShape:
         longest = buckets.positions(max(sequence.num_tokens for sequence in group) + 1)
@@ -64,7 +68,9 @@ def make_batch(
     def shapes_of_all(_all: list[Sequence], num_lanes: int, num_tokens: int) -> tuple[GroupShape, ...]:
         return (GroupShape("", False, num_lanes, num_tokens),) if some_dense else ()
 
-    return Batch.of(sequences, kind_of, shape_of, buckets, num_seats, shapes_of_all)
+    return Batch.of(
+        sequences, kind_of, shape_of, buckets, num_seats, num_selecting or num_seats, shapes_of_all
+    )
 
 
 def names(batch: Batch) -> list[list[str]]:
@@ -74,11 +80,11 @@ def names(batch: Batch) -> list[list[str]]:
 def test_who_is_served_alike_is_one_group_in_the_order_of_coming() -> None:
     sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "d2", "p3", "h4", "d5"])]
     batch = make_batch(sequences, EXACT, 8, some_dense=True)
-    assert names(batch) == [["d2", "d5"], ["p0", "p3"], ["h1", "h4"]]
-    assert [sequence.seat for sequence in batch.sequences] == [2, 5, 0, 3, 1, 4]
+    assert names(batch) == [["p0", "p3"], ["h1", "h4"], ["d2", "d5"]]
+    assert [sequence.seat for sequence in batch.sequences] == [0, 3, 1, 4, 2, 5]
     rows = LaneInputs.of(torch.from_numpy(batch.table))
-    assert rows.seats.tolist() == [2, 5, 0, 3, 1, 4]
-    assert rows.token_ids.tolist() == [52, 55, 50, 53, 51, 54]
+    assert rows.seats.tolist() == [0, 3, 1, 4, 2, 5]
+    assert rows.token_ids.tolist() == [50, 53, 51, 54, 52, 55]
     assert rows.positions.tolist() == [40] * 6
     assert batch.shape.everyone == (GroupShape("", False, 6, 41),)
     assert make_batch(sequences, EXACT, 8).shape.everyone == ()
@@ -121,6 +127,28 @@ def test_a_full_house_is_not_padded() -> None:
     assert (batch.table[1] == 40).all()
     # Other sizes are rounded as ever.
     assert batch.shape.groups[0].num_positions == 1024
+
+
+def test_where_no_seat_is_left_that_may_select_the_others_are_padded_all_the_same() -> None:
+    sequences = [
+        seated(name, seat) for name, seat in (("p0", 0), ("p1", 2), ("h2", 1), ("d", 3), ("d", 4), ("d", 7))
+    ]
+    batch = make_batch(sequences, ROUNDED, num_seats=8, num_selecting=3)
+    assert not batch.can_pad
+    assert [(shape.policy == "", shape.num_lanes) for shape in batch.shape.groups] == [
+        (False, 2),
+        (False, 1),
+        (True, 4),
+    ]
+    # The seat of padding is none that may select.
+    assert batch.table[2].tolist() == [0, 2, 1, 3, 4, 7, 6]
+    few = make_batch(sequences[1:], ROUNDED, num_seats=8, num_selecting=3)
+    assert few.can_pad
+    wider = few.padded_to(
+        replace(few.shape, groups=tuple(replace(each, num_lanes=8) for each in few.shape.groups))
+    )
+    assert {*wider.table[2, 1:8].tolist(), *wider.table[2, 9:16].tolist()} == {0}
+    assert wider.table[2, 19:].tolist() == [6] * 5
 
 
 def test_batches_of_one_shape_differ_in_their_tables_only() -> None:
@@ -201,7 +229,7 @@ def test_padding_changes_nobodys_tokens_or_account(
 
     def wide_batch(some: list[Sequence]) -> Batch:
         batch = batch_of(some)
-        return batch if batch.unused is None else batch.padded_to(widened(batch.shape))
+        return batch if not batch.can_pad else batch.padded_to(widened(batch.shape))
 
     padded.runner.caches.batch = wide_batch  # type: ignore[method-assign]
     padded.runner.pool.rows.fill_(float("nan"))

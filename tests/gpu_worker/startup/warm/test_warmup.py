@@ -212,7 +212,7 @@ def test_a_policy_that_fails_costs_itself_alone(
 def test_every_mix_of_two_kinds_fits_a_prepared_step(most: int) -> None:
     kinds = Kind("full"), Kind("bitkeys"), Kind("bitkeys", can_miss=True)
     sizes = sorted({min(ON_GPU.lanes(size), most) for size in range(1, most + 1)})
-    found = batches(kinds, sizes)
+    found = batches(kinds, sizes, sizes[-1])
     assert len(found) <= MAX_PREPARED
     for one in kinds:
         assert ((one, most),) in found
@@ -225,7 +225,7 @@ def test_every_mix_of_two_kinds_fits_a_prepared_step(most: int) -> None:
 
 def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> None:
     info = replace(Rig().engine.info, device="cuda:0", max_num_seqs=20, max_model_len=1 << 17)
-    found = requests(info, 2048, ON_GPU)
+    found = requests(info, 2048, ON_GPU, info.max_num_seqs)
     assert {each.sizes for each in found} == {(1,), (1, 2, 4, 8, 16, 20)}
     assert [each.policy for each in found if len(each.sizes) > 1] == ["bitkeys", "full"]
     # First tokens only; each pass runs as it is, then is captured.
@@ -235,11 +235,13 @@ def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> N
     alone = [each.num_prompt for each in found if each.sizes == (1,) and 1 < each.max_tokens < 10]
     assert alone == [16, 1024, 1748, 2348, 3796, 7892, 16084]
     # Shorter prompts are attended whole, or nearly so.
-    wide = requests(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU)
+    wide = requests(replace(info, default_budget=Budget(tokens=2048)), 2048, ON_GPU, info.max_num_seqs)
     assert Requests("bitkeys", 7892, info.max_model_len - 7892, gives_up=True) in wide
     assert Requests("bitkeys", 300, info.max_model_len - 300, gives_up=True) in found
     # Requests that decode together select, as long as their prompts are short.
-    least = requests(replace(info, default_budget=Budget(share=0.1, least=512)), 2048, ON_GPU)
+    least = requests(
+        replace(info, default_budget=Budget(share=0.1, least=512)), 2048, ON_GPU, info.max_num_seqs
+    )
     together = [[each.num_prompt for each in some if len(each.sizes) > 1] for some in (found, least, wide)]
     assert together == [[300, 300], [1024, 300], [300, 300]]
 
@@ -247,7 +249,7 @@ def test_a_gpu_prepares_for_prompts_of_all_lengths_and_for_padded_batches() -> N
 @pytest.mark.parametrize("max_model_len", [2, 19, 20, 320, 5000])
 def test_no_request_is_longer_than_the_model_takes(max_model_len: int) -> None:
     info = replace(Rig().engine.info, device="cuda:0", max_model_len=max_model_len)
-    found = requests(info, 2048, ON_GPU)
+    found = requests(info, 2048, ON_GPU, info.max_num_seqs)
     assert all(each.num_prompt + each.max_tokens <= max_model_len for each in found)
     assert bool(found) is (max_model_len >= 20)
     assert max((each.num_prompt for each in found), default=0) in (0, 16, 300, 4996)
