@@ -90,7 +90,7 @@ class Probe:
         return torch.stack([torch.cat(mass), torch.cat(recall), torch.cat(best)]).double().sum(dim=1)
 
     def _rows(self, observation: Observation) -> Tensor:
-        """Of all tokens, the new one included: [L, H_kv, n, d], or 2d where values are asked for."""
+        """Return the rows of all tokens, the new one included: [L, H_kv, n, d], or 2d where values are asked for."""
         sequence, newest = observation.sequence, observation.newest
         width = observation.query.shape[-1] if self.watch is None else newest.shape[-1]
         known = self._known.get(sequence)

@@ -16,8 +16,12 @@ from gpu_worker.records.plans import Admit, Runner
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a request was admitted. error: why not, where it need not wait for others to end. missing_bytes: that it
-    missed in the arena; infinite where no request can free any. lost: requests whose rows were in an earlier store."""
+    """The result of an attempt to admit a request.
+
+    error: the reason for a refusal that does not depend on other requests.
+    missing_bytes: bytes that the request missed in the arena; infinite where no request can free any.
+    lost: requests whose rows were in an earlier store.
+    """
 
     is_admitted: bool
     error: WorkerError | None = None

@@ -143,7 +143,7 @@ class Engine:
 
     @property
     def is_store_reachable(self) -> bool:
-        """Whether the store answered when last asked, twice a second; any thread may ask."""
+        """Return whether the store answered when last asked, twice a second; any thread may ask."""
         return self._runner.is_store_reachable
 
     def close(self) -> None:

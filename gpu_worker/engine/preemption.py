@@ -23,7 +23,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do with a request so that others find room."""
+    """An action on a request that frees memory for other requests. error: of one that ends."""
 
     action: Action
     request: Request

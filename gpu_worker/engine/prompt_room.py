@@ -48,8 +48,15 @@ class PromptRoom:
         return num_tokens <= self.prefill_chunk
 
     def fits(self, num_tokens: int, others: Iterable[int], computed: Iterable[int] = ()) -> bool:
-        """Whether a prompt's buffers fit beside those of others, which are so long. computed: of those of which nothing
-        is left to compute. Where nobody needs the longest one's room these take of it, not the short ones' own."""
+        """Return whether a prompt's buffers fit next to those of prompts in progress.
+
+        num_tokens: of the prompt.
+        others: tokens of each other prompt that is still being computed.
+        computed: tokens of each prompt of which nothing is left to compute.
+
+        While no longer prompt needs the longest one's memory, computed prompts take of it and not of the short ones'
+        own.
+        """
         width, left, computed = self._width(num_tokens), list(others), list(computed)
         short, longer = (
             sum(self._width(each) for each in (*left, *computed) if self.is_short(each) is kind)

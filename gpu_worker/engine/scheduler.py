@@ -48,7 +48,7 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of the prompts that wait."""
+        """Tokens of the waiting prompts."""
         return sum(request.num_prefill for request in self._waiting)
 
     @property
@@ -57,7 +57,7 @@ class Scheduler:
 
     @property
     def last_running(self) -> Request:
-        """Who gives way first of those that run: of the lowest priority the youngest."""
+        """The running request that is preempted first: the youngest of the lowest priority."""
         return max(self._running, key=lambda request: request.rank)
 
     @property
@@ -149,7 +149,7 @@ class Scheduler:
         request.seat = self._free_seats.pop()
 
     def fits_without(self, request: Request, leaving: Collection[Request]) -> bool:
-        """Whether a waiting request would get a seat, and room for its prompt, if these running ones left."""
+        """Return whether a waiting request would get a seat, and memory for its prompt, if these running ones left."""
         prompts = [each.num_prefill for each in self.with_status(Status.PREFILL) if each not in leaving]
         return bool(self._free_seats or leaving) and self._room.fits(request.num_prefill, prompts)
 

@@ -156,8 +156,13 @@ class Outcome:
 
 
 class Then(enum.Enum):
-    """What follows a release. END: nothing. PREEMPT: the request waits, with its tokens. RECOMPUTE: it waits, and its
-    prompt is computed again; DISTRUST: without known prefixes."""
+    """The state of a request after its release.
+
+    END: it is over.
+    PREEMPT: it waits, and keeps its tokens.
+    RECOMPUTE: it waits, and its prompt is computed again.
+    DISTRUST: as RECOMPUTE, without known prefixes.
+    """
 
     END = enum.auto()
     PREEMPT = enum.auto()
@@ -244,7 +249,7 @@ class Runner(Protocol):
 
     @property
     def is_store_reachable(self) -> bool:
-        """Whether the store answered when last asked; any thread may ask."""
+        """Return whether the store answered when last asked; any thread may ask."""
 
     def enter(self, request: GenerationRequest) -> Entered:
         """Take in a request, which waits. Raises RequestError."""
@@ -271,7 +276,7 @@ class Runner(Protocol):
     def begin_step(self, plan: BeginStep) -> Outcome: ...
 
     def is_reached(self, step: int) -> bool:
-        """Whether the device is past a step, without waiting."""
+        """Return whether the device is past a step, without waiting."""
 
     def take_tokens(self, step: int) -> Outcome:
         """Wait for a step's tokens, if they were not taken yet."""
@@ -297,7 +302,7 @@ class Runner(Protocol):
         """The requests that hold room in the arena."""
 
     def is_freeing(self) -> bool:
-        """Whether room in the arena becomes free without a preemption."""
+        """Return whether memory in the arena becomes free without a preemption."""
 
     def leave_arena(self, request_id: str) -> bool:
         """Let a decoding request continue without its rows in the arena; False where it needs them."""

@@ -1,4 +1,4 @@
-"""What may be asked of the engine at any time: what it is, what it does now, and what it keeps."""
+"""Reports that the engine gives at any time: its constants, its current work, and the sessions it keeps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from gpu_worker.records.requests import Budget
 
 @dataclass(frozen=True, slots=True)
 class SessionCard:
-    """What a session of a caller holds in the store: the whole slabs of its last prompt.
+    """A caller's session in the store: the whole slabs of its last prompt.
 
-    bytes: of the arena; those that other sessions hold too are counted in each. Times are Unix times in seconds;
-    expires_at: when the pin ends, 0: not by itself.
+    bytes: of the arena; bytes that other sessions hold too are counted in each.
+    created_at, last_used_at: Unix times in seconds.
+    expires_at: Unix time in seconds at which the pin ends; 0: not by itself.
     """
 
     session_id: str
@@ -70,7 +71,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a client may want to know of the engine; constant after start."""
+    """Facts about the engine that clients need; constant after start."""
 
     model: str
     model_type: str

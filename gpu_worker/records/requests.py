@@ -1,4 +1,4 @@
-"""What is asked of the engine: a prompt, how to go on with it, and what it may cost."""
+"""Requests to the engine: a prompt, how its answer is sampled, and what it may cost."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ class GrammarKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be: its text as the kind has it. `param`: the field of the API that asked for it."""
+    """The form that an answer must have: a text that is read as `kind` says.
+
+    param: the field of the API that asked for it.
+    """
 
     kind: GrammarKind
     text: str
@@ -114,11 +117,11 @@ class Constraint(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether what `allowed` gives is there, or will be before a decode step is over."""
+        """Return whether the result of `allowed` is there, or will be before a decode step is over."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer is all that it may be: nothing may follow but its end."""
+        """Return whether the answer is complete: only its end may follow."""
 
     def take(self, token_id: int) -> None:
         """The answer goes on with this token, which is no end token. Raises RequestError where it cannot go on."""

@@ -44,11 +44,11 @@ class Workload:
 
     @property
     def policy_shape(self) -> CacheShape:
-        """Of the layers that policies serve."""
+        """The shape of the layers that policies serve."""
         return self.shape.part(self.layers.layers_of(POLICY))
 
     def plan(self, policy: Policy) -> Plan:
-        """Of the longest prompt with the default budget."""
+        """Return the plan of the longest prompt with the default budget."""
         length = self.shape.max_model_len
         return policy.plan(length, self.default_budget.resolve(length))
 

@@ -188,7 +188,8 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
 
 
 async def _in_time(ask: Callable[[], Result]) -> Result:
-    """What the store answers, beside all that the engine does. Raises StoreUnavailable before a second is over."""
+    """Return the store's answer, awaited in a thread of its own while the engine works. Raises StoreUnavailable in less
+    than a second."""
     try:
         async with asyncio.timeout(STORE_SECONDS):
             return await asyncio.to_thread(ask)

@@ -34,7 +34,7 @@ class Resident:
         self._on_device: Tensor | None = None
 
     def is_there(self, layer: int) -> bool:
-        """Whether none of a layer's slots was taken since."""
+        """Return whether a layer's slots still hold the prefix: none was taken since."""
         return bool((self._pool.taken_at[self._blocks[layer]] <= self._since[layer]).all())
 
     def load(self, layer: int, rows: Tensor) -> bool:
@@ -62,7 +62,7 @@ class ResidentPrefixes:
         self._slabs: OrderedDict[bytes, _Slab] = OrderedDict()
 
     def num_blocks(self, names: tuple[bytes, ...]) -> int:
-        """Of each head, that hold the slabs of these names; 0 where they are not found again."""
+        """Return the blocks of each head that hold the slabs of these names; 0 where slabs are not found again."""
         return len(names) * self._width if self._most else 0
 
     def keep(self, names: tuple[bytes, ...], blocks: BlockIds, since: BlockIds | None = None) -> None:

@@ -117,13 +117,13 @@ class Sequence:
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether others may have its prompt's rows: of one that is attended in part they depend on policy and
-        budget."""
+        """Return whether other requests may have its prompt's rows. A sparsely attended prompt's rows depend on policy
+        and budget, so it shares none."""
         return self.request.shares_prefix and self.prompt_attention() is None
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether all of its prompt is to be computed, to tell how likely its tokens are."""
+        """Return whether all of its prompt must be computed, to score its tokens."""
         return self.request.sampling.prompt_logprobs is not None and not self.is_scored
 
     def prompt_attention(self) -> PromptAttention | None:
@@ -180,12 +180,12 @@ class Sequence:
 
     @property
     def can_miss(self) -> bool:
-        """Whether a token that it selects may be in the arena only."""
+        """Return whether a token that it selects may be in the arena only."""
         return self._recalls and self.num_slots < self.capacity
 
     @property
     def grows_resident(self) -> bool:
-        """Whether it recalls, is fully resident, and takes its slots as it grows: most answers that may fill the
+        """Return whether it recalls, is fully resident, and takes its slots as it grows: most answers that may fill the
         context are short."""
         return self._recalls and self.is_open_ended and not self.can_miss
 
@@ -196,7 +196,7 @@ class Sequence:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its layers keep a part of their tokens only."""
+        """Return whether its layers keep a part of their tokens only."""
         return self.policy.family is Family.RETAIN and self.plan.selects
 
     @property

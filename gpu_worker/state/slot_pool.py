@@ -62,7 +62,7 @@ class SlotPool:
         return taken
 
     def free(self, block_ids: BlockIds) -> None:
-        """Of any shape."""
+        """Free blocks; their ids may have any shape."""
         freed = block_ids.ravel()
         first, rest = self._queue(self.num_free_blocks, freed.size)
         self._free[first] = freed[: first.stop - first.start]
@@ -154,7 +154,7 @@ class BlockTables:
         return sum(blocks.size for (holder, _), blocks in self._held.items() if holder == seat)
 
     def held_bytes(self, seat: int) -> int:
-        """Of the slots that a seat holds in all layers; 0 for none."""
+        """Return the bytes of the slots that a seat holds in all layers; 0 for none."""
         return self.num_held(seat) * self._pool.block_bytes
 
     def extend(self, seat: int, num_slots: int) -> None:

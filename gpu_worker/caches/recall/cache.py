@@ -86,7 +86,8 @@ class RecallCache(Cache):
         return self.fixed.table, self._offloader.arena
 
     def needs_store(self, sequence: Sequence) -> bool:
-        """Whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured by."""
+        """Return whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured
+        by."""
         is_measured = sequence.request.measure and sequence.plan.selects
         return self._keeps_in_store(sequence) or is_measured
 
@@ -129,8 +130,8 @@ class RecallCache(Cache):
         return min(sequence.capacity, sequence.num_fixed + (sequence.plan.num_selected or 0))
 
     def may_resize(self, sequence: Sequence) -> bool:
-        """Whether a prefilled sequence may get fewer or more slots: its rows are in the store, and the hot cache's size
-        is not fixed."""
+        """Return whether a prefilled sequence may get fewer or more slots: its rows are in the store, and the hot
+        cache's size is not fixed."""
         return self._hot_cache_size.is_auto and sequence.offloads and sequence.plan.selects
 
     def prepare(self, sequence: Sequence) -> None:
@@ -243,7 +244,10 @@ class RecallCache(Cache):
     def group_shape(
         self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
-        """Of sequences that share a policy, of which all may miss or none. num_tokens: of the longest, rounded up."""
+        """Return the shape of a group of sequences that share a policy, all of which may miss, or none.
+
+        num_tokens: of the longest sequence, rounded up.
+        """
         first = sequences[0]
         if first.plan.all_resident:
             num_positions = num_tokens

@@ -154,7 +154,7 @@ class IndexTraining:
         return job is not None and not self._is_trained_here(job, 0)
 
     def trains_leaving_there(self, sequence: Sequence) -> bool:
-        """Whether the store trains the tokens that leave the sequence's window."""
+        """Return whether the store trains the tokens that leave the sequence's window."""
         plan, begin = sequence.plan, sequence.window_begin
         if not plan.selects:
             return False
@@ -210,5 +210,5 @@ class IndexTraining:
 
 
 def is_quick(device: torch.device) -> bool:
-    """Whether a device trains at once what would keep the store's cores busy."""
+    """Return whether a device trains at once what would keep the store's cores busy."""
     return device.type == "cuda"

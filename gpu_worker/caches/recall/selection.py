@@ -87,7 +87,8 @@ class Selection:
             raise
 
     def _rest(self, candidates: Candidates) -> Rest | None:
-        """What stands in for the candidates beside `latest`, computed while rows are fetched and attended."""
+        """Return the approximate row for the candidates that are not in `latest`, computed while rows are fetched and
+        attended."""
         parts = self._parts
         if parts.in_store is not None or not self._policy.stands_in:
             return None

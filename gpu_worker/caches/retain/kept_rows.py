@@ -90,8 +90,8 @@ class KeptRows:
 
 
 def _histories(held: list[KeptLayer], count: int) -> Tensor | None:
-    """Of all heads, [layers * H_kv, count, m]: what was kept lies in the first slots, and nothing is known of what came
-    since."""
+    """Return the history of all heads, [layers * H_kv, count, m]: the kept rows fill the first slots, the slots of
+    later tokens are zero. None where a layer has no history."""
     known = [one.history for one in held if one.history is not None]
     if len(known) < len(held):
         return None

@@ -34,7 +34,7 @@ MAX_PROMPTS = 8
 
 
 def buckets_within(num_tokens: int) -> tuple[int, ...]:
-    """Those that prompts of at most so many tokens need."""
+    """Return the buckets that prompts of at most so many tokens need."""
     return BUCKETS[: bisect_left(BUCKETS, num_tokens) + 1]
 
 

@@ -92,7 +92,7 @@ class Prefills(Mapping[Sequence, AnyPass]):
 
     @property
     def done(self) -> list[Prompt]:
-        """Those that wait for their token alone."""
+        """The prompts that wait for their token alone."""
         return [prompt for prefill in self._distinct for prompt in prefill.done]
 
     @property

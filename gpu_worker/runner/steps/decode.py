@@ -158,7 +158,7 @@ class DecodeStep:
             raise no_room(f"what policy {sequence.policy.name!r} does before a step", error) from error
 
     def _goes_on_without_store(self, sequence: Sequence) -> bool:
-        """Whether the sequence needs no store from now on: it leaves one that is silent."""
+        """Let the sequence leave a silent store that it no longer needs; return whether it does."""
         if not self._offloader.silent_seconds or self._caches.needs_store_to_decode(sequence):
             return False
         self._offloader.go_on_without(sequence)
@@ -185,7 +185,7 @@ class DecodeStep:
         return not (is_measured or self._host_stores(batch))
 
     def _host_stores(self, batch: Batch) -> bool:
-        """Whether new rows go to the store through the host."""
+        """Return whether new rows go to the store through the host."""
         return self._offloader.arena is None and any(sequence.offloads for sequence in batch.sequences)
 
     def forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:

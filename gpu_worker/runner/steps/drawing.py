@@ -93,7 +93,7 @@ class FirstTokens:
             )
 
     def is_there(self, sequence: Sequence, wait: bool) -> bool:
-        """Whether its token is on the host; wait: until it is."""
+        """Return whether the sequence's token is on the host. wait: until it is."""
         if (found := self._choices.get(sequence)) is None:
             return True
         if wait:

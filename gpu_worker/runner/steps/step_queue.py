@@ -31,7 +31,7 @@ class Decoding:
 
     @property
     def has_run(self) -> bool:
-        """Whether any sequence took part."""
+        """Return whether any sequence took part."""
         return self.result is None or bool(self.result.sequences or self.result.failed)
 
 

@@ -133,7 +133,7 @@ class _Anything:
 
 
 class _Answer:
-    """What came of one request."""
+    """The answer to one request."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id

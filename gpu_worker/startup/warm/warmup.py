@@ -86,9 +86,11 @@ class OtherPolicy:
 
 
 def stages(worker: Assembled, prefill_chunk: int, others: Sequence[str] = ()) -> list[Stage]:
-    """What a warm-up does. On a GPU: requests of the policy that is the default and of `full`, and their second turns;
-    plans of attention for prompts of any length, steps of batches of any size; of `others` too. On a CPU, which
-    compiles nothing: one short request."""
+    """Return the stages of a warm-up.
+
+    On a GPU: requests of the default policy and of `full`, and their second turns; plans of attention for prompts of
+    any length; steps of batches of any size, of `others` too. On a CPU, which compiles nothing: one short request.
+    """
     info = worker.engine.info
     found = requests(info, prefill_chunk, worker.runner.caches.buckets)
     if info.device == "cpu":
@@ -145,7 +147,7 @@ def _that_fit(found: Sequence[Requests], longest: int) -> list[Requests]:
 
 
 def _batch_sizes(max_num_seqs: int, buckets: Buckets) -> tuple[int, ...]:
-    """Those that batches are padded to, the smallest."""
+    """Return the smallest of the sizes that batches are padded to."""
     sizes = {min(buckets.lanes(size), max_num_seqs) for size in range(1, max_num_seqs + 1)}
     return tuple(sorted(sizes)[:NUM_SIZES])
 
@@ -160,7 +162,7 @@ def _prompt_lengths(most: int, prefill_chunk: int) -> list[int]:
 
 
 def _others(default: str, policies: Sequence[str]) -> list[str]:
-    """Those that the stages of the server's policy and of `full` leave out."""
+    """Return the policies that the stages of the server's policy and of `full` leave out."""
     meant = [LONG if policy == AUTO else policy for policy in policies]
     done = DENSE, LONG if default == AUTO else default
     return [policy for policy in dict.fromkeys(meant) if policy not in done]
