@@ -53,7 +53,7 @@ class Cache(ABC):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Objects whose addresses captured steps hold: with other objects the steps are void."""
+        """Objects with addresses that captured steps hold: with other objects the steps are void."""
         return ()
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Cache(ABC):
         return 0
 
     def prepare(self, sequence: Sequence) -> None:
-        """Allocate the state that a sequence needs beside its slots. Raises CapacityError."""
+        """Allocate the state that a sequence needs in addition to its slots. Raises CapacityError."""
         return None
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Cache(ABC):
         return None
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
-        """Make room for the sequence's next token. Raises StoreUnavailable, or StoreSilent where it may be called
+        """Reserve slots for the sequence's next token. Raises StoreUnavailable, or StoreSilent where it may be called
         again.
 
         Returns indexes that must be loaded first, and are to be taken from there once they are: then call it again.
@@ -126,7 +126,7 @@ class Cache(ABC):
 
     @abstractmethod
     def begin_step(self, group: Group) -> GroupStep:
-        """Start a decode step; every sequence has room for its new token."""
+        """Start a decode step; every sequence has a slot for its new token."""
 
     def snapshot(self, sequence: Sequence, place: LanePlace, most: int) -> Snapshot | None:
         """Return what a sequence attended in the last step, in at most so many layers; None where that is not known.

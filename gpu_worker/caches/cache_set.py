@@ -71,7 +71,7 @@ class CacheSet:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Objects whose addresses captured steps hold: with other objects the steps are void."""
+        """Objects with addresses that captured steps hold: with other objects the steps are void."""
         own = (*self.recall.state, *self.retain.state)
         return (*own, *(one for cache in self._for_all.values() for one in cache.state))
 

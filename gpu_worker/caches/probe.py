@@ -51,8 +51,8 @@ class Probe:
         self._scale = scale
         # Fetching all rows at every step would dwarf the step.
         self._known: WeakKeyDictionary[Sequence, _Rows] = WeakKeyDictionary()
-        # Sees the output errors of a measured sequence's step in some layers, as policies number
-        # them, float32 [L, H_q]; None: nobody asks.
+        # Sees the output errors of a measured sequence's step in some layers, as policies number them, float32 [L,
+        # H_q]; None: not asked for.
         self.watch: Callable[[Sequence, range, Tensor], None] | None = None
 
     def measure(self, observations: list[Observation]) -> None:

@@ -1,4 +1,4 @@
-"""Room for prompts in progress, in tokens."""
+"""Memory for prompts in progress, in tokens."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def buffer_sizes(max_model_len: int) -> list[int]:
 class PromptRoom:
     """Tokens of the buffers of all prompts in progress.
 
-    Prompts of at most a chunk have an eighth of the longest one's room for themselves: they overtake the others, and
-    neither kind keeps the other from room.
+    Prompts of at most a chunk have an eighth of the longest one's memory for themselves: they overtake the others, and
+    neither kind keeps the other from its memory.
     """
 
     max_model_len: int

@@ -29,14 +29,18 @@ class SessionCard:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start, and gauges of now. Slots are counted in tokens, mean over layers and KV heads.
+    """Counters since the start, and current gauges. Slots are counted in tokens, mean over layers and KV heads.
 
-    prefilling: running requests whose prompt is in progress. prefilling_tokens, prefilling_tokens_left: of their
-    prompts, and what is neither computed nor cached of them. waiting_tokens: of the prompts that wait.
-    prompt_tokens_total: counted as they are computed, so that a prompt that was aborted half way counts half; those
-    that the store had are cached_tokens_total. The last ones are of what the host does for the KV cache (`KVMeter`):
-    decode_stall_seconds by cause, fallbacks_total by kind. selected_tokens_ratio: the share of its context that each
-    request attended.
+    prefilling: running requests with a prompt in progress.
+    prefilling_tokens: tokens of these prompts.
+    prefilling_tokens_left: tokens of these prompts that are neither computed nor cached.
+    waiting_tokens: tokens of the waiting prompts.
+    prompt_tokens_total: counted as they are computed, so that a prompt that was aborted half way counts half.
+    cached_tokens_total: tokens of prompts that the store had.
+    index_search_seconds to fallbacks_total: what the host does for the KV cache (`KVMeter`).
+    decode_stall_seconds: by cause.
+    fallbacks_total: by kind.
+    selected_tokens_ratio: the share of its context that each request attended.
     """
 
     running: int = 0

@@ -44,10 +44,10 @@ class IndexDevice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HotCacheSize:
-    """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
+    """C, the slots of a recall sequence without sinks and window: a share of the prompt, a number, or (neither) auto.
 
     Auto is the whole context if that is at most half of what is free, else that half, so that the next request finds
-    room. Where sinks and window leave less than that half, it is what they leave.
+    slots. Where sinks and window leave less than that half, it is what they leave.
     """
 
     share: float | None = None
@@ -135,11 +135,15 @@ class Constraint(Protocol):
 class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
-    `prefix_salt`: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
-    `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others. `priority`:
-    who is served first, the least; and who gives way last where room runs out. `policy_options`: fields of the policy,
-    and their texts. `attention`: AttentionEvents are told. `constraint`: of this answer alone; None: it may be
-    anything. `asked_at`: when it came, by the monotonic clock.
+    prefix_salt: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
+    `shares_prefix`.
+    session_id: of the conversation; "" for none.
+    weight: of the caller, relative to others.
+    priority: the least is served first, and preempted last where memory runs out.
+    policy_options: fields of the policy, and their texts.
+    attention: AttentionEvents are emitted.
+    constraint: of this answer alone; None: it may be anything.
+    asked_at: when it came, by the monotonic clock.
     """
 
     request_id: str

@@ -38,7 +38,8 @@ class Workload:
 
     @property
     def likely_others(self) -> list[Policy]:
-        """Policies besides the default one that requests may name; ablations get room only when a request names one."""
+        """Policies other than the default one that requests may name; ablations get memory only when a request names
+        one."""
         others = self.policies.keys() - ablations().keys() - {self.default_policy}
         return [self.policies[name] for name in others]
 

@@ -204,7 +204,7 @@ class EngineThread:
                 pass
             self._abort_live()
         except BaseException:
-            # also a panic of a library in Rust, which is no Exception: the process must be told
+            # also a panic of a library in Rust, which is not an Exception: the process must hear of it
             logger.exception("the engine failed")
             self._die()
         finally:

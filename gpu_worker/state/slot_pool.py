@@ -95,7 +95,7 @@ class BlockTables:
         self._dealt: dict[tuple[int, int], list[int]] = {}
 
     def assign(self, seat: int, num_slots: int) -> None:
-        """Give every KV head of every layer room for `num_slots` slots. Raises CapacityError."""
+        """Give `num_slots` slots to every KV head of every layer. Raises CapacityError."""
         shape = self._num_layers, self._num_kv_heads, num_blocks(num_slots)
         self._hold(seat, self._pool.allocate(math.prod(shape)).reshape(shape))
 

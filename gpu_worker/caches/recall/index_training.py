@@ -63,7 +63,8 @@ class PolicyIndexes:
         self._indexes: dict[str, Any] = {}
 
     def of(self, policy: RecallPolicy) -> Any:
-        """Raises torch.OutOfMemoryError where it is not there, and there is no room for it."""
+        """Return the policy's index, allocated where it is missing. Raises torch.OutOfMemoryError where there is no
+        memory for it."""
         if policy.name not in self._indexes:
             if self._most_bytes is not None:
                 self._check(policy, self._most_bytes)

@@ -57,7 +57,7 @@ class KeptRows:
 
     def write(self, seat: int, layers: range, retained: Retained, room: int) -> None:
         """Start layers with what is kept of their heads, the first layer's first, in the first slots, which were
-        divided among the heads before; each head may take `room` more."""
+        divided among the heads before. room: slots that each head may take in addition."""
         kept, dtype = self._kept, self._pool.rows.dtype
         tables = self._block_tables.tables
         keep_rows(

@@ -1,4 +1,4 @@
-"""The content of the slots of sequences whose layers are compressed."""
+"""The content of the slots of sequences with compressed layers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Prompt(ABC):
         self.first, self.num_tokens = sequence.num_cached, sequence.num_prefill
         self.trained: deque[TrainedLayer] = deque()
         self._offloader = offloader
-        # Who takes the layers to the arena, and has those of a known prefix.
+        # The part that takes the layers to the arena, and has those of a known prefix.
         self._keeper = keeper(sequence, offloader)
 
     @property
@@ -149,11 +149,19 @@ class PromptPass(ABC, Generic[One]):
         """Return the logits of the tokens after these prompts: float32 [P, vocab]."""
 
     def advance(self, wait: bool = True) -> list[tuple[Sequence, WorkerError]]:
-        """One quantum; the last only take what is copied. wait: for a copy, where nothing is left to compute. Returns
-        the prompts that failed: StoreUnavailable where rows cannot be offloaded, PrefixLost where a known prefix is
-        gone and the prompt must be computed anew, CapacityError where device memory runs out, and what caches raise.
-        The others go on; so does who is StoreSilent, once the store answers, and nobody does before where it needs a
-        known prefix."""
+        """Run one quantum; the last ones only wait for copies.
+
+        wait: for a copy, where nothing is left to compute.
+
+        Returns the prompts that failed, the others continue:
+        StoreUnavailable: rows cannot be offloaded.
+        PrefixLost: a known prefix is gone and the prompt must be computed anew.
+        CapacityError: device memory runs out.
+        Other errors: as caches raise them.
+
+        A prompt that fails with StoreSilent continues once the store answers; if it needs a known prefix, no prompt of
+        the pass continues before.
+        """
         self._failed = []
         try:
             self._run_quantum(wait)

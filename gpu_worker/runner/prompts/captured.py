@@ -100,7 +100,7 @@ class ShortPass:
         return logits, [rows[:, :, end - count : end] for count, end in zip(batch.counts, ends, strict=True)]
 
     def is_read_until(self, mark: Mark) -> None:
-        """The rows of the last run are read until this mark, beside the current stream."""
+        """Note that the rows of the last run are read until this mark, on a side stream."""
         self._read.append(mark)
 
     def forward(self, batch: ShortBatch, table: Tensor) -> Tensor:

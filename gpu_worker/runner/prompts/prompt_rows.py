@@ -84,8 +84,8 @@ class PromptRows(Prompt):
         if self.first and is_alone and num_new <= FEW_TOKENS and not any(map(self._job, range(len(layers)))):
             num_kv_heads, _, row = buffers[0].shape
             self._few = buffers[0].new_empty(len(layers), num_kv_heads, num_new, row)
-        # Of the known rows in the arena, while they are compared with their checksums. Who offloads reads them while it
-        # decodes; others from when they are first read on, which may be never.
+        # The check of the known rows in the arena against their checksums. An offloading sequence starts it at once,
+        # since it reads them while it decodes; others start it with their first read, which may be never.
         self._verified: futures.Future[int] | None = None
         self._is_proving = False
         if self.first and sequence.offloads:

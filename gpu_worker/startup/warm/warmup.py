@@ -110,7 +110,7 @@ def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets) -> list[Req
     policy, longest = info.default_policy, info.max_model_len
     found = [Requests(policy, WORDS)]
     if info.device != "cpu":
-        # As it is, then captured; the largest first, whose memory serves the others.
+        # As it is, then captured; the largest first, so that its memory serves the others.
         for size in reversed(buckets_within(min(prefill_chunk, longest))):
             found += [Requests(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
         found += policy_requests(policy, info, prefill_chunk, buckets)
@@ -131,7 +131,7 @@ def policy_requests(policy: str, info: EngineInfo, prefill_chunk: int, buckets: 
     sizes = _batch_sizes(info.max_num_seqs, buckets)
     found = [
         Requests(policy, chat, min(MAX_TOKENS, longest - chat), sizes),
-        # With room for an answer of any length: where memory is scarce it has fewer slots than tokens.
+        # With space for an answer of any length: where memory is scarce it has fewer slots than tokens.
         *(Requests(policy, length, longest - length, gives_up=True) for length in selecting[:1]),
         *(Requests(policy, length) for length in lengths),
     ]
