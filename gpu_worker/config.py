@@ -55,7 +55,7 @@ def device_name(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(SelectionOptions):
-    """What the worker computes, and with which memory."""
+    """The worker's computation and its memory."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
     dtype: Dtype = option(

@@ -75,7 +75,8 @@ class StoreUnavailable(WorkerError):
 
 
 class PrefixLoading(StoreUnavailable):
-    """What the KV store knows of a prefix comes from its disk. Nothing was begun; the same may be asked again soon."""
+    """The KV store is still reading a known prefix from its disk. Nothing was begun; the same may be asked again
+    soon."""
 
 
 class PrefixLost(StoreUnavailable):

@@ -85,7 +85,7 @@ class NeighbourOptions:
 
     @property
     def identity(self) -> Identity | None:
-        """Who the worker is to its gateway; None: without TLS. Raises ValueError."""
+        """The worker's identity towards its gateway; None: without TLS. Raises ValueError."""
         return read_identity(
             {
                 "--worker-ssl-keyfile": self.worker_ssl_keyfile,
@@ -104,7 +104,7 @@ class NeighbourOptions:
 
 
 def _is_near(address: str) -> bool:
-    """Whether it can be reached from this machine only."""
+    """Return whether an address can be reached from this machine only."""
     return address.startswith("unix:") or is_loopback(address.rpartition(":")[0])
 
 

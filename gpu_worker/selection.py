@@ -72,15 +72,15 @@ class SelectionOptions:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether policies that need a file of `carrel calibrate` may be named."""
+        """Return whether requests may name policies that need a file of `carrel calibrate`."""
         return self.calibration is not None
 
     @property
     def default_policy(self) -> str:
-        """Of requests that name none; maybe `auto`."""
+        """The policy of requests that name none; maybe `auto`."""
         return self.policy or LONG
 
     @property
     def default_budget(self) -> Budget:
-        """Of requests that name none."""
+        """The budget of requests that name none."""
         return replace(self.budget, least=LEAST_BUDGET)

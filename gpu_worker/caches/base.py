@@ -53,7 +53,7 @@ class Cache(ABC):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Objects whose addresses captured steps hold: with other objects the steps are void."""
+        """Objects with addresses that captured steps hold: with other objects the steps are void."""
         return ()
 
     @abstractmethod
@@ -69,15 +69,16 @@ class Cache(ABC):
         return None
 
     def needs_store(self, sequence: Sequence) -> bool:
-        """Whether the rows of an admitted sequence must go to the store."""
+        """Return whether the rows of an admitted sequence must go to the store."""
         return False
 
     def needs_store_to_decode(self, sequence: Sequence) -> bool:
-        """Whether a decoding sequence whose rows go to the store needs them there: it cannot go on from its slots."""
+        """Return whether a decoding sequence with rows in the store needs them there: its slots do not suffice."""
         return True
 
     def does_without_store(self, sequence: Sequence) -> bool:
-        """Whether an admitted sequence's rows go to the store for others' sake only: it is computed from its slots."""
+        """Return whether an admitted sequence is computed from its slots: its rows go to the store for other requests
+        only."""
         return False
 
     def bytes_in_store(self, sequence: Sequence) -> int:
@@ -85,7 +86,7 @@ class Cache(ABC):
         return 0
 
     def prepare(self, sequence: Sequence) -> None:
-        """Allocate the state that a sequence needs beside its slots. Raises CapacityError."""
+        """Allocate the state that a sequence needs in addition to its slots. Raises CapacityError."""
         return None
 
     @abstractmethod
@@ -103,11 +104,11 @@ class Cache(ABC):
             self.store(sequence, layer, of_layer, queries=keys_and_values(of_layer)[0][:0, :0])
 
     def prompt_job(self, sequence: Sequence, layer: int) -> IndexJob | None:
-        """What the store must train of a prefilled layer of the sequence; None: nothing."""
+        """Return what the store must train of a prefilled layer of the sequence; None: nothing."""
         return None
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
-        """Make room for the sequence's next token. Raises StoreUnavailable, or StoreSilent where it may be called
+        """Reserve slots for the sequence's next token. Raises StoreUnavailable, or StoreSilent where it may be called
         again.
 
         Returns indexes that must be loaded first, and are to be taken from there once they are: then call it again.
@@ -118,14 +119,17 @@ class Cache(ABC):
     def group_shape(
         self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
-        """Of sequences of one kind, in so many lanes. num_tokens: of the longest with its new token, rounded up."""
+        """Return the shape of a group of sequences of one kind, in so many lanes.
+
+        num_tokens: of the longest sequence with its new token, rounded up.
+        """
 
     @abstractmethod
     def begin_step(self, group: Group) -> GroupStep:
-        """Start a decode step; every sequence has room for its new token."""
+        """Start a decode step; every sequence has a slot for its new token."""
 
     def snapshot(self, sequence: Sequence, place: LanePlace, most: int) -> Snapshot | None:
-        """What a sequence attended in the step that was just made, in at most so many layers; None: it cannot be told.
+        """Return what a sequence attended in the last step, in at most so many layers; None where that is not known.
         Nothing waits for the device."""
         return None
 

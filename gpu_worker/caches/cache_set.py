@@ -76,7 +76,7 @@ class CacheSet:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Objects whose addresses captured steps hold: with other objects the steps are void."""
+        """Objects with addresses that captured steps hold: with other objects the steps are void."""
         own = (*self.recall.state, *self.retain.state)
         return (*own, *(one for cache in self._for_all.values() for one in cache.state))
 
@@ -108,7 +108,7 @@ class CacheSet:
         return self._pool.num_free_blocks // (self._shape.num_layers * self._shape.num_kv_heads) * BLOCK_SIZE
 
     def fits_without(self, sequence: Sequence, leaving: Collection[Sequence]) -> bool:
-        """Whether a waiting sequence would find slots if these gave up all of theirs."""
+        """Return whether a waiting sequence would find slots if these gave up all of theirs."""
         free = self._pool.num_free_blocks + self._sharing.num_spare_blocks(leaving)
         free += sum(tables.num_held(other.seat) for tables in self._tables for other in leaving)
         return self._size(sequence, 0) <= free
@@ -188,8 +188,8 @@ class CacheSet:
         return True
 
     def finds_slots(self, sequence: Sequence) -> bool:
-        """Whether there are slots for the next token of a running sequence, others having given up what is not their
-        least."""
+        """Return whether there are slots for the next token of a running sequence. Other sequences shrink to their
+        least slots for it."""
         return self._sharing.make_room(self._more_blocks(sequence, sequence.num_tokens + 1))
 
     def _extend(self, sequence: Sequence) -> None:
@@ -295,8 +295,8 @@ class CacheSet:
             cache.release(sequence)
 
     def find_resident(self, sequence: Sequence, names: tuple[bytes, ...], num_known: int) -> None:
-        """Of an admitted sequence: where the slabs of its prompt that are known lie in slots, so many of these names,
-        and what others may find of a prompt that is compressed."""
+        """Find the slots in which an admitted sequence's known slabs lie: the first `num_known` of these names. Note
+        what may be left in slots for other requests, where its prompt is compressed."""
         residents = self.residents
         sequence.resident = residents.find(names[:num_known])
         is_kept = sequence.is_compressed and bool(names)

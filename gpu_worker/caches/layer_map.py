@@ -34,7 +34,9 @@ class LayerMap:
 
     @classmethod
     def of(cls, names: Sequence[str], unkept: Collection[str] = ()) -> LayerMap:
-        """names: of each layer's cache. unkept: caches whose rows the arena does not keep."""
+        """names: of each layer's cache.
+        unkept: caches with rows that the arena does not keep.
+        """
         counts, num_kept = Counter[str](), 0
         places, kept = [], list[int | None]()
         for name in names:

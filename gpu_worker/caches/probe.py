@@ -51,8 +51,8 @@ class Probe:
         self._scale = scale
         # Fetching all rows at every step would dwarf the step.
         self._known: WeakKeyDictionary[Sequence, _Rows] = WeakKeyDictionary()
-        # Sees the output errors of a measured sequence's step in some layers, as policies number
-        # them, float32 [L, H_q]; None: nobody asks.
+        # Sees the output errors of a measured sequence's step in some layers, as policies number them, float32 [L,
+        # H_q]; None: not asked for.
         self.watch: Callable[[Sequence, range, Tensor], None] | None = None
 
     def measure(self, observations: list[Observation]) -> None:
@@ -90,7 +90,7 @@ class Probe:
         return torch.stack([torch.cat(mass), torch.cat(recall), torch.cat(best)]).double().sum(dim=1)
 
     def _rows(self, observation: Observation) -> Tensor:
-        """Of all tokens, the new one included: [L, H_kv, n, d], or 2d where values are asked for."""
+        """Return the rows of all tokens, the new one included: [L, H_kv, n, d], or 2d where values are asked for."""
         sequence, newest = observation.sequence, observation.newest
         width = observation.query.shape[-1] if self.watch is None else newest.shape[-1]
         known = self._known.get(sequence)

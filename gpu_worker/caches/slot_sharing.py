@@ -44,12 +44,12 @@ class SlotSharing:
         return True
 
     def num_spare_blocks(self, leaving: Collection[Sequence] = ()) -> int:
-        """Blocks that those who stay can do without."""
+        """Blocks that the remaining sequences can do without."""
         return sum(self._spare_blocks(sequence) for sequence in self._sequences if sequence not in leaving)
 
     def spread(self) -> None:
         """Give free slots to sequences that may miss, the smallest first: each takes half of what is free, so that the
-        next request finds room."""
+        next request finds slots."""
         for sequence in sorted(self._sequences, key=lambda sequence: sequence.num_slots):
             if not self._may_resize(sequence) or not sequence.can_miss:
                 continue

@@ -27,11 +27,12 @@ class LanePlace:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """In the layers that were looked at, `layers`, ascending: L of them.
+    """The tokens attended in the observed layers, `layers`, ascending: L of them.
 
-    attended: positions beside sinks and window, int64 or int32 [L, H_kv, A] on the device, -1 pads; None: every token
-    is attended. on_device: positions that have a slot, alike; None: every token has one. Sinks and window, the new
-    token included, are attended where `has_fixed`.
+    attended: positions other than sinks and window, int64 or int32 [L, H_kv, A] on the device, -1 pads; None: every
+    token is attended.
+    on_device: positions that have a slot, alike; None: every token has one.
+    has_fixed: sinks and window, the new token included, are attended.
     """
 
     layers: tuple[int, ...]

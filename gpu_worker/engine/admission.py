@@ -16,8 +16,12 @@ from gpu_worker.records.plans import Admit, Runner
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a request was admitted. error: why not, where it need not wait for others to end. missing_bytes: that it
-    missed in the arena; infinite where no request can free any. lost: requests whose rows were in an earlier store."""
+    """The result of an attempt to admit a request.
+
+    error: the reason for a refusal that does not depend on other requests.
+    missing_bytes: bytes that the request missed in the arena; infinite where no request can free any.
+    lost: requests with rows in an earlier store.
+    """
 
     is_admitted: bool
     error: WorkerError | None = None
@@ -83,8 +87,8 @@ class Admission:
     def _policy_of(self, request: Request) -> str | None:
         """Choose the policy of a request that has `auto`; None: it has its own, or keeps what was chosen before.
 
-        It is `full` if the context is short and fits in the free slots of each layer and KV head. A short prompt whose
-        answer may be long may have half of these: a share of so few tokens would be next to nothing. Of an answer
+        It is `full` if the context is short and fits in the free slots of each layer and KV head. A short prompt that
+        may get a long answer may have half of these: a share of so few tokens would be next to nothing. Of an answer
         that names no limit only its next tokens count.
         """
         if request.asked.policy != AUTO or request.was_preempted:
@@ -97,8 +101,8 @@ class Admission:
         return SHORT if is_short else LONG
 
     def next_beside(self, together: list[Request], held: Collection[Request]) -> Request | None:
-        """Return the waiting request, none of `held`, whose prompt is to be computed in one pass with these, which were
-        admitted just now; None: no more."""
+        """Return the waiting request, none of `held`, to be computed in one pass with these, which were admitted just
+        now; None: no more."""
         found = self._scheduler.next_beside(together, held)
         if found is None or found.num_prefill > self._max_joining:
             return None

@@ -39,11 +39,12 @@ from gpu_worker.records.plans import (
 
 
 class Engine:
-    """Owns every running request. Single-threaded.
+    """The owner of every running request. Single-threaded.
 
-    It decides by numbers and clocks, hands plans to the runner, and applies the outcomes: no other part does. `step`
-    is the main loop's body, an iteration: one decode step, then prompts until its time is up. These are queued beside
-    it, so that the device has work while the host takes tokens; where there are none the next decode step is.
+    It decides by numbers and clocks, hands plans to the runner, and applies the outcomes: no other part does. `step` is
+    the main loop's body, an iteration: one decode step, then prompts until its time is up. Prompts are queued while the
+    step runs, so that the device has work while the host accepts tokens. Without prompts the next decode step is
+    queued.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Engine:
 
     @property
     def is_store_reachable(self) -> bool:
-        """Whether the store answered when last asked, twice a second; any thread may ask."""
+        """Return whether the store answered when last asked, twice a second; any thread may ask."""
         return self._runner.is_store_reachable
 
     def close(self) -> None:
@@ -178,9 +179,9 @@ class Engine:
         return bool(num_quanta) or self.scheduler.num_waiting < num_waiting
 
     def _next_pass(self) -> Pass | None:
-        """Return the pass of the prompt that is next, admitted if it waited. Where the next one finds no room no other
-        overtakes it to the room that comes, but requests that need no arena overtake those that wait for it; and those
-        in progress continue."""
+        """Return the pass of the prompt that is next, admitted if it waited. While the next one lacks memory, no later
+        prompt may take memory that frees up. Requests that need no arena overtake those that wait for it; prompts in
+        progress continue."""
         may_admit = may_offload = True
         while True:
             silent_seconds = self._runner.silent_seconds
@@ -291,7 +292,7 @@ class Engine:
         return bool(outcome.prefilled) or (waits and any(copied))
 
     def _load_indexes(self, waits: bool) -> bool:
-        """Move requests whose indexes are all there to decoding."""
+        """Move requests to decoding once all of their indexes are there."""
         if not self.scheduler.with_status(Status.INDEXING):
             return False
         outcome = self._runner.load_indexes(waits)

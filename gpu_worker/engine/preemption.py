@@ -23,7 +23,7 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do with a request so that others find room."""
+    """An action on a request that frees memory for other requests. error: of one that ends."""
 
     action: Action
     request: Request
@@ -31,10 +31,10 @@ class Remedy:
 
 
 class Preemption:
-    """Chooses; the engine acts on it, and reports each release to `released`.
+    """Chooses the requests to preempt; the engine acts on it, and reports each release to `released`.
 
-    A request that was preempted, or refused by a full arena, waits until one that held room there has ended: to look
-    for room earlier would be in vain, or would cost a prompt only to be preempted again.
+    A request that was preempted, or refused by a full arena, waits until one that held arena memory has ended. An
+    earlier attempt would be in vain, or would cost a prompt only to be preempted again.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
@@ -42,12 +42,12 @@ class Preemption:
         self._scheduler = scheduler
         self._runner = runner
         self._is_crowded = False
-        # Room in the arena was to become free when last seen.
+        # Arena memory was about to become free when last seen.
         self._was_freeing = False
 
     def for_arena(self, short: list[tuple[Request, ArenaFull]]) -> list[Remedy]:
-        """Return the remedies for running requests that miss room in the arena: one holder's room may be enough for
-        all of them. It may be one of these; alone such a one continues without, if it can, or ends."""
+        """Return the remedies for running requests that miss arena memory: one holder's may be enough for all of them.
+        It may be one of these; alone such a one continues without, if it can, or ends."""
         short = [(each, error) for each, error in short if each.runs]
         if not short or self._is_freeing() or self._runner.drop_copies():
             return []
@@ -73,8 +73,8 @@ class Preemption:
         return [Remedy(Action.END, missing[0], CapacityError(no_slot))]
 
     def for_waiting(self, request: Request, missing_bytes: float) -> list[Request]:
-        """Return the requests of lower priority without which a waiting one would find its room, as few as possible;
-        none where all of them are not enough. missing_bytes: of the arena; infinite where no request can free any."""
+        """Return the requests of lower priority without which a waiting one would fit, as few as possible; none where
+        all of them are not enough. missing_bytes: of the arena; infinite where no request can free any."""
         leaving = self._scheduler.lower(request)
         if not self._suffices(request, leaving, missing_bytes):
             return []
@@ -86,7 +86,7 @@ class Preemption:
         return leaving
 
     def must_wait(self, request: Request) -> bool:
-        """Tell whether a waiting request must not look for room in the arena now."""
+        """Return whether a waiting request must not ask for arena memory now."""
         is_freeing = self._is_freeing()
         if is_freeing or not self._is_crowded:
             return is_freeing
@@ -94,7 +94,7 @@ class Preemption:
         return bool(holders) and not any(each in holders for each in self._scheduler.lower(request))
 
     def refused(self) -> None:
-        """Note that the arena had no room for a waiting request."""
+        """Note that the arena had no memory for a waiting request."""
         self._is_crowded = True
 
     def released(self, released: Released, was_preempted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Room for prompts in progress, in tokens."""
+"""Memory for prompts in progress, in tokens."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def buffer_sizes(max_model_len: int) -> list[int]:
 class PromptRoom:
     """Tokens of the buffers of all prompts in progress.
 
-    Prompts of at most a chunk have an eighth of the longest one's room for themselves: they overtake the others, and
-    neither kind keeps the other from room.
+    Prompts of at most a chunk have an eighth of the longest one's memory for themselves: they overtake the others, and
+    neither kind keeps the other from its memory.
     """
 
     max_model_len: int
@@ -48,8 +48,15 @@ class PromptRoom:
         return num_tokens <= self.prefill_chunk
 
     def fits(self, num_tokens: int, others: Iterable[int], computed: Iterable[int] = ()) -> bool:
-        """Whether a prompt's buffers fit beside those of others, which are so long. computed: of those of which nothing
-        is left to compute. Where nobody needs the longest one's room these take of it, not the short ones' own."""
+        """Return whether a prompt's buffers fit next to those of prompts in progress.
+
+        num_tokens: of the prompt.
+        others: tokens of each other prompt that is still being computed.
+        computed: tokens of each prompt of which nothing is left to compute.
+
+        While no longer prompt needs the longest one's memory, computed prompts take of it and not of the short ones'
+        own.
+        """
         width, left, computed = self._width(num_tokens), list(others), list(computed)
         short, longer = (
             sum(self._width(each) for each in (*left, *computed) if self.is_short(each) is kind)

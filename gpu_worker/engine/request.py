@@ -87,7 +87,7 @@ class Request:
 
     @property
     def caller(self) -> bytes:
-        """The caller, as far as callers are told apart."""
+        """The caller, as far as callers are distinguished."""
         return self.asked.prefix_salt
 
     @property

@@ -79,7 +79,7 @@ class Requests:
             self.fail(request, error)
 
     def end_lost(self, names: Iterable[str]) -> None:
-        """End the requests whose rows were lost with an earlier store."""
+        """End the requests that lost their rows with an earlier store."""
         for request in self.found(names):
             self.fail(request, StoreUnavailable("the KV store came back empty while the request ran"))
 
@@ -118,7 +118,7 @@ class Requests:
                 self.finish(request, token.reason, token.event.token_id if token.is_stop else None)
 
     def apply(self, remedies: Iterable[Remedy]) -> None:
-        """Act so that others find room."""
+        """Preempt, recompute or end requests so that others find memory."""
         for remedy in remedies:
             match remedy.action:
                 case Action.PREEMPT:
@@ -136,7 +136,7 @@ class Requests:
                 request.sink(event)
 
     def short(self, outcome: Outcome) -> list[tuple[Request, ArenaFull]]:
-        """Return the requests of an outcome for which the arena has no room."""
+        """Return the requests of an outcome that found the arena full."""
         return [(self.running(name), error) for name, error in outcome.short]
 
     def _remove(self, request: Request) -> Released:

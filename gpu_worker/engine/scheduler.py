@@ -15,11 +15,11 @@ STRETCH = 4.0
 class Scheduler:
     """Every decoding request takes part in every step. Prompts share the rest, some of them in progress at once.
 
-    The least `priority` comes first. Within it the next quantum goes to the caller whose prompts have had least of the
-    device, and of that caller's prompts to the one with the earliest deadline: its arrival, and a multiple of the time
-    that it takes alone. So short prompts overtake long ones, but not for ever, as a later one has a later deadline; and
-    many prompts of one caller hold up nobody else. Nor do many callers, however short their prompts are: each of them
-    begins no further behind an even share than its first prompt may be stretched.
+    The least `priority` comes first. Within it the next quantum goes to the caller with the least device time so far.
+    Of that caller's prompts it goes to the one with the earliest deadline. A deadline is the arrival plus a multiple of
+    the time that the prompt takes alone. So short prompts overtake long ones, but not for ever, as a later one has a
+    later deadline. Many prompts of one caller delay no other caller. Nor do many callers with short prompts: each of
+    them begins no further behind an even share than its first prompt may be stretched.
     """
 
     def __init__(
@@ -30,16 +30,17 @@ class Scheduler:
         stretch: float = STRETCH,
         num_selecting: int | None = None,
     ) -> None:
-        """room: for prompts in progress. estimate: the seconds that a prompt takes alone. stretch: how many times
-        that it may take while shorter ones overtake it. num_selecting: of the seats, the first ones, for requests that
-        may select; None: all."""
+        """room: the memory for prompts in progress.
+        estimate: the seconds that a prompt takes alone.
+        stretch: how many times that it may take while shorter ones overtake it.
+        num_selecting: the first seats, for requests that may select; None: all.
+        """
         self._room = room
         self._estimate = estimate
         self._stretch = stretch
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._num_selecting = max_num_seqs if num_selecting is None else num_selecting
-        # The last one is taken first: requests that do not select leave the first seats to those that may.
         self._free_seats = list(range(max_num_seqs))
         self._by_id: dict[str, Request] = {}
         # Seconds of prefill that each caller has had, by its weight, as far as they are compared.
@@ -53,7 +54,7 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of the prompts that wait."""
+        """Tokens of the waiting prompts."""
         return sum(request.num_prefill for request in self._waiting)
 
     @property
@@ -62,7 +63,7 @@ class Scheduler:
 
     @property
     def last_running(self) -> Request:
-        """Who gives way first of those that run: of the lowest priority the youngest."""
+        """The running request that is preempted first: the youngest of the lowest priority."""
         return max(self._running, key=lambda request: request.rank)
 
     @property
@@ -96,9 +97,12 @@ class Scheduler:
     def next_prompt(
         self, may_admit: bool, may_offload: bool = True, held: Collection[Request] = ()
     ) -> Request | None:
-        """The request whose prompt is next; a waiting one only if it may be admitted, and there are room for it and a
-        seat, or one of lower priority that gives way. may_offload: also those that were refused by a full arena. held:
-        are left out; of prompts among them nothing is left to compute, or the store is silent."""
+        """The request with the next prompt. A waiting one is returned only if it may be admitted and there is memory
+        for it. It also needs a seat, or a request of lower priority to preempt.
+
+        may_offload: also requests that were refused by a full arena.
+        held: requests to leave out; the prompts among them are computed, or wait for a silent store.
+        """
         prompts = self.with_status(Status.PREFILL)
         if may_admit:
             prompts += self._next_waiting(prompts, may_offload, held)
@@ -107,8 +111,8 @@ class Scheduler:
     def _next_waiting(
         self, prefilling: list[Request], may_offload: bool, held: Collection[Request]
     ) -> list[Request]:
-        """The most urgent short prompt and the most urgent long one, if there is room beside those in progress. Nobody
-        overtakes them to the room that comes."""
+        """The most urgent short prompt and the most urgent long one, if there is memory for them next to those in
+        progress. Later prompts may not take memory that frees up before them."""
         waiting = [each for each in self._waiting if may_offload or not each.waits_aside]
         waiting = [each for each in waiting if each not in held]
         is_lent = all(self._room.is_short(each.num_prefill) for each in waiting)
@@ -133,8 +137,8 @@ class Scheduler:
         return first if self.has_seat(selects=False) or self.lower(first) else None
 
     def next_beside(self, together: list[Request], held: Collection[Request]) -> Request | None:
-        """The most urgent short prompt that waits, if it may be admitted without another's seat, and a chunk has room
-        for it beside these, which were admitted just now. held: are left out."""
+        """The most urgent short prompt that waits, if it may be admitted without another's seat. It fits a chunk
+        together with these, which were admitted just now. held: are left out."""
         if not self._free_seats:
             return None
         waiting = [each for each in self._waiting if each not in held]
@@ -157,12 +161,14 @@ class Scheduler:
         return not selects or seat < self._num_selecting
 
     def seat(self, request: Request, selects: bool) -> None:
-        """Give a waiting request a free seat."""
-        request.seat = next(seat for seat in reversed(self._free_seats) if self._suits(seat, selects))
+        """Give a waiting request a free seat; one that does not select leaves the first seats to those that may."""
+        suitable = [seat for seat in self._free_seats if self._suits(seat, selects)]
+        plain = [seat for seat in suitable if seat >= self._num_selecting]
+        request.seat = suitable[0] if selects else [*plain, suitable[-1]][0]
         self._free_seats.remove(request.seat)
 
     def fits_without(self, request: Request, leaving: Collection[Request]) -> bool:
-        """Whether a waiting request would get a seat, and room for its prompt, if these running ones left."""
+        """Return whether a waiting request would get a seat, and memory for its prompt, if these running ones left."""
         prompts = [each.num_prefill for each in self.with_status(Status.PREFILL) if each not in leaving]
         seats = [*self._free_seats, *(each.seat for each in leaving)]
         has_seat = any(self._suits(seat, request.waits_for_seat) for seat in seats)
@@ -197,7 +203,7 @@ class Scheduler:
         self._waiting = deque(sorted(waiting, key=lambda each: each.clock.submitted))
 
     def lower(self, request: Request) -> list[Request]:
-        """The running requests of lower priority than this one; first who gives way first."""
+        """The running requests of lower priority than this one, in the order of preemption."""
         priority = request.priority
         lower = [other for other in self._running if other.priority > priority]
         return sorted(lower, key=lambda other: other.rank, reverse=True)

@@ -18,8 +18,13 @@ from gpu_worker.records.plans import BeginStep, Runner
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A decode step that was queued. requests: of the step; sampled: those that get a token from it, until it is taken.
-    short, crowded: those that found no room in the arena, or no slots."""
+    """A decode step that was queued.
+
+    requests: requests in the step.
+    sampled: requests that get a token from it, until it is taken.
+    short: requests that found the arena full.
+    crowded: requests that found no slots.
+    """
 
     number: int
     requests: list[Request]
@@ -32,7 +37,7 @@ class Step:
 
 
 class Steps:
-    """Queues steps, ends them in their order, and makes room for those who miss some."""
+    """Queues steps, ends them in their order, and frees memory for requests that miss some."""
 
     def __init__(
         self,
@@ -58,16 +63,16 @@ class Steps:
         return self._queued[0] if self._queued else self._begin()
 
     def _begin(self) -> Step | None:
-        """Queue a step of all that decode, whose tokens are known; None where no request does."""
+        """Queue a step of all decoding requests, from known tokens; None where no request decodes."""
         decoding = self._scheduler.with_status(Status.DECODE)
         return self._queue(BeginStep(tuple(each.request_id for each in decoding))) if decoding else None
 
     def begin_after(self, step: Step) -> None:
-        """Queue the step after this one, whose tokens are not known yet, where that is possible.
+        """Queue the step after this one before its tokens are known, where that is possible.
 
-        Between two steps the device would wait for the host: until it has the tokens, has looked whether an answer
-        ends with one, and has queued the next step. A step's tokens are where the next one reads them, on the device;
-        so the next one is queued behind it, of those whose answers continue as far as the host knows. A request that
+        Between two steps the device would wait for the host: until it has the tokens, has checked whether an answer
+        ends with one, and has queued the next step. A step's tokens are where the next one reads them, on the device.
+        So the next one is queued behind it, for the requests that continue as far as the host knows. A request that
         turns out to have ended takes part in vain: nothing of that step is emitted.
         """
         # Also where something is left to do for one that took no part.
@@ -136,7 +141,7 @@ class Steps:
         self._requests.finish_all(ends)
 
     def make_room(self, short: list[tuple[Request, ArenaFull]]) -> None:
-        """Let running requests that miss room in the arena find it."""
+        """Free arena memory for running requests that miss it."""
         if short:
             self.take_all()
             self._requests.apply(self._preemption.for_arena(short))

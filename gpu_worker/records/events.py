@@ -1,4 +1,4 @@
-"""What the engine tells of a request while it runs, and at its end what it cost."""
+"""Events of a running request, and its cost at its end."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class ProgressEvent:
 
 @dataclass(slots=True)
 class Usage:
-    """What a request cost; filled while it runs, complete in its CompleteEvent.
+    """The cost of a request; filled while it runs, complete in its CompleteEvent.
 
-    device_bytes: of the slots that it held at its end, in all layers. host_bytes: of its rows in the arena then; 0
-    where they were there for measuring only.
+    device_bytes: of the slots that it held at its end, in all layers.
+    host_bytes: of its rows in the arena at its end; 0 where they were there for measuring only.
     """
 
     prompt_tokens: int = 0
@@ -96,13 +96,16 @@ class ErrorEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttentionEvent:
-    """What one decode step attended, in some layers; bucket i is the positions [i * bucket_tokens, (i + 1) *
+    """The tokens that one decode step attended, in some layers. Bucket i is the positions [i * bucket_tokens, (i + 1) *
     bucket_tokens).
 
-    step: tokens of the answer so far. layers: that were seen; the first `dense_layers` attend everything. attended,
-    on_device: uint16, little endian, [layers, kv_heads, buckets], tokens that were attended, and that have a slot;
-    empty: all. host_tokens: whose rows lie in the arena, to be recalled. shared_tokens: of the prompt, that a known
-    prefix gave. hit_rate, bytes_moved, attended_tokens: since the first step, as a moment ago.
+    step: tokens of the answer so far.
+    layers: layers that were observed; the first `dense_layers` attend everything.
+    attended: uint16, little endian, [layers, kv_heads, buckets], tokens that were attended; empty: all.
+    on_device: the same, of tokens that have a slot.
+    host_tokens: tokens to be recalled from the arena.
+    shared_tokens: tokens of the prompt that a known prefix gave.
+    hit_rate, bytes_moved, attended_tokens: since the first step, as of a moment ago.
     """
 
     step: int

@@ -17,10 +17,11 @@ from gpu_worker.records.requests import GenerationRequest
 
 
 class WorkKind(enum.Enum):
-    """Kinds of prefill whose operations take about equally long.
+    """Kinds of prefill, each with operations that take about equally long.
 
-    SHORT: prompts that fit a chunk, where launching kernels takes its part. LONG: other prompts. SCORED: with the log
-    probabilities of the prompt's tokens, which take much more time than their operations suggest.
+    SHORT: prompts that fit a chunk, where launching kernels takes its part.
+    LONG: other prompts.
+    SCORED: with the log probabilities of the prompt's tokens, which take much more time than their operations suggest.
     """
 
     SHORT = enum.auto()
@@ -52,8 +53,9 @@ class Entered:
 class Admit:
     """Give a waiting request everything it needs to run, or nothing.
 
-    policy: replaces the request's `auto`. may_open: whether it may take room in the arena now. trusts_prefixes: whether
-    it may read known prefixes.
+    policy: replaces the request's `auto`.
+    may_open: whether it may take arena memory now.
+    trusts_prefixes: whether it may read known prefixes.
     """
 
     request_id: str
@@ -67,9 +69,11 @@ class Admit:
 class Admitted:
     """The result of `Admit`; a request that was not admitted holds nothing.
 
-    needs_arena: its rows go to the arena. missing_bytes: of the arena, where that was full. error: why it cannot be
-    admitted now (StoreSilent, PrefixLoading) or at all. num_cached: tokens of its prompt that are known. lost: other
-    requests whose rows were in an earlier store.
+    needs_arena: its rows go to the arena.
+    missing_bytes: of the arena, where that was full.
+    error: why it cannot be admitted now (StoreSilent, PrefixLoading) or at all.
+    num_cached: tokens of its prompt that are known.
+    lost: other requests with rows in an earlier store.
     """
 
     is_admitted: bool
@@ -108,7 +112,7 @@ class RunQuantum:
 
 @dataclass(frozen=True, slots=True)
 class BeginStep:
-    """Queue a decode step of these requests. after: the number of the step before, whose tokens are not known yet."""
+    """Queue a decode step of these requests. after: the number of the step before, if its tokens are not known yet."""
 
     request_ids: tuple[str, ...]
     after: int | None = None
@@ -134,11 +138,20 @@ class Failure:
 class Outcome:
     """The result of a plan that works for several requests, by their ids.
 
-    tokens: in their order. events: to be emitted. failed: with their errors. served, silent: of those that need the
-    store, which it has answered and which wait while it is silent. short: the arena has no room for them; `crowded`:
-    there are no free slots. indexing: their indexes are being trained; prefilled: and their prompts are done. ready:
-    they may decode. passes: those that changed. lost: rows in an earlier store. step: the number of a step that was
-    queued; sampled: the requests that get a token from it; has_run: whether any request took part.
+    tokens: in their order.
+    events: to be emitted.
+    failed: with their errors.
+    served, silent: requests that need the store; it has answered the served ones, the silent ones wait for its answer.
+    short: the arena has no memory for them.
+    crowded: there are no free slots for them.
+    indexing: their indexes are being trained.
+    prefilled: their indexes are being trained, and their prompts are done.
+    ready: they may decode.
+    passes: passes that changed.
+    lost: their rows were in an earlier store.
+    step: the number of a step that was queued.
+    sampled: the requests that get a token from it.
+    has_run: whether any request took part.
     """
 
     tokens: list[Token] = field(default_factory=list)
@@ -158,8 +171,13 @@ class Outcome:
 
 
 class Then(enum.Enum):
-    """What follows a release. END: nothing. PREEMPT: the request waits, with its tokens. RECOMPUTE: it waits, and its
-    prompt is computed again; DISTRUST: without known prefixes."""
+    """The state of a request after its release.
+
+    END: it is over.
+    PREEMPT: it waits, and keeps its tokens.
+    RECOMPUTE: it waits, and its prompt is computed again.
+    DISTRUST: as RECOMPUTE, without known prefixes.
+    """
 
     END = enum.auto()
     PREEMPT = enum.auto()
@@ -179,8 +197,11 @@ class Release:
 class Released:
     """The result of `Release`.
 
-    usage: of the request so far, without its times. had_arena: whether it held room there. is_freeing: part of that
-    becomes free later. num_prefill, trusts_prefixes: as it waits on. passes: those that changed.
+    usage: of the request so far, without its times.
+    had_arena: whether it held arena memory.
+    is_freeing: part of that becomes free later.
+    num_prefill, trusts_prefixes: as it waits on.
+    passes: passes that changed.
     """
 
     usage: Usage
@@ -193,7 +214,8 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Would a waiting request find room if these running ones left? missing_bytes: that it missed in the arena."""
+    """A waiting request, and the running ones that may leave so that it fits. missing_bytes: that it missed in the
+    arena."""
 
     request_id: str
     leaving: tuple[str, ...]
@@ -246,7 +268,7 @@ class Runner(Protocol):
 
     @property
     def is_store_reachable(self) -> bool:
-        """Whether the store answered when last asked; any thread may ask."""
+        """Return whether the store answered when last asked; any thread may ask."""
 
     def enter(self, request: GenerationRequest) -> Entered:
         """Take in a request, which waits. Raises RequestError."""
@@ -268,12 +290,12 @@ class Runner(Protocol):
         """Load trained indexes. waits: a little, for one that is not ready."""
 
     def retry_indexes(self, request_ids: tuple[str, ...]) -> None:
-        """Have the indexes trained again that failed for want of room in the arena."""
+        """Have the indexes trained again that failed for want of arena memory."""
 
     def begin_step(self, plan: BeginStep) -> Outcome: ...
 
     def is_reached(self, step: int) -> bool:
-        """Whether the device is past a step, without waiting."""
+        """Return whether the device is past a step, without waiting."""
 
     def take_tokens(self, step: int) -> Outcome:
         """Wait for a step's tokens, if they were not taken yet."""
@@ -296,10 +318,10 @@ class Runner(Protocol):
         """Give running requests slots that no request waits for."""
 
     def holders(self) -> list[str]:
-        """The requests that hold room in the arena."""
+        """The requests that hold arena memory."""
 
     def is_freeing(self) -> bool:
-        """Whether room in the arena becomes free without a preemption."""
+        """Return whether memory in the arena becomes free without a preemption."""
 
     def leave_arena(self, request_id: str) -> bool:
         """Let a decoding request continue without its rows in the arena; False where it needs them."""
@@ -311,7 +333,7 @@ class Runner(Protocol):
         """The prompts in progress that read known prefixes but need no arena; none if these are fewer bytes."""
 
     def renew_store(self) -> tuple[str, ...]:
-        """Check the store, and attach to it again if need be; returns the requests whose rows are lost."""
+        """Check the store, and attach to it again if need be; returns the requests that lost their rows."""
 
     def stats(self) -> RunnerStats: ...
 

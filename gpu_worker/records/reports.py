@@ -1,4 +1,4 @@
-"""What may be asked of the engine at any time: what it is, what it does now, and what it keeps."""
+"""Reports that the engine gives at any time: its constants, its current work, and the sessions it keeps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from gpu_worker.records.requests import Budget
 
 @dataclass(frozen=True, slots=True)
 class SessionCard:
-    """What a session of a caller holds in the store: the whole slabs of its last prompt.
+    """A caller's session in the store: the whole slabs of its last prompt.
 
-    bytes: of the arena; those that other sessions hold too are counted in each. Times are Unix times in seconds;
-    expires_at: when the pin ends, 0: not by itself.
+    bytes: of the arena; bytes that other sessions hold too are counted in each.
+    created_at, last_used_at: Unix times in seconds.
+    expires_at: Unix time in seconds at which the pin ends; 0: not by itself.
     """
 
     session_id: str
@@ -28,14 +29,18 @@ class SessionCard:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start, and gauges of now. Slots are counted in tokens, mean over layers and KV heads.
+    """Counters since the start, and current gauges. Slots are counted in tokens, mean over layers and KV heads.
 
-    prefilling: running requests whose prompt is in progress. prefilling_tokens, prefilling_tokens_left: of their
-    prompts, and what is neither computed nor cached of them. waiting_tokens: of the prompts that wait.
-    prompt_tokens_total: counted as they are computed, so that a prompt that was aborted half way counts half; those
-    that the store had are cached_tokens_total. The last ones are of what the host does for the KV cache (`KVMeter`):
-    decode_stall_seconds by cause, fallbacks_total by kind. selected_tokens_ratio: the share of its context that each
-    request attended.
+    prefilling: running requests with a prompt in progress.
+    prefilling_tokens: tokens of these prompts.
+    prefilling_tokens_left: tokens of these prompts that are neither computed nor cached.
+    waiting_tokens: tokens of the waiting prompts.
+    prompt_tokens_total: counted as they are computed, so that a prompt that was aborted half way counts half.
+    cached_tokens_total: tokens of prompts that the store had.
+    index_search_seconds to fallbacks_total: what the host does for the KV cache (`KVMeter`).
+    decode_stall_seconds: by cause.
+    fallbacks_total: by kind.
+    selected_tokens_ratio: the share of its context that each request attended.
     """
 
     running: int = 0
@@ -70,7 +75,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a client may want to know of the engine; constant after start."""
+    """Facts about the engine that clients need; constant after start."""
 
     model: str
     model_type: str

@@ -1,4 +1,4 @@
-"""What is asked of the engine: a prompt, how to go on with it, and what it may cost."""
+"""Requests to the engine: a prompt, how its answer is sampled, and what it may cost."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class IndexDevice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HotCacheSize:
-    """C, the slots of a recall sequence beside sinks and window: a share of the prompt, a number, or (neither) auto.
+    """C, the slots of a recall sequence without sinks and window: a share of the prompt, a number, or (neither) auto.
 
     Auto is the whole context if that is at most half of what is free, else that half, so that the next request finds
-    room. Where sinks and window leave less than that half, it is what they leave.
+    slots. Where sinks and window leave less than that half, it is what they leave.
     """
 
     share: float | None = None
@@ -102,7 +102,10 @@ class GrammarKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be: its text as the kind has it. `param`: the field of the API that asked for it."""
+    """The form that an answer must have: a text that is read as `kind` says.
+
+    param: the field of the API that asked for it.
+    """
 
     kind: GrammarKind
     text: str
@@ -114,11 +117,11 @@ class Constraint(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether what `allowed` gives is there, or will be before a decode step is over."""
+        """Return whether the result of `allowed` is there, or will be before a decode step is over."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer is all that it may be: nothing may follow but its end."""
+        """Return whether the answer is complete: only its end may follow."""
 
     def take(self, token_id: int) -> None:
         """The answer goes on with this token, which is no end token. Raises RequestError where it cannot go on."""
@@ -132,11 +135,15 @@ class Constraint(Protocol):
 class GenerationRequest:
     """One prompt and how to continue it. `num_prefill_tokens` 0 prefills all of the prompt (protocol P1).
 
-    `prefix_salt`: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
-    `shares_prefix`. `session_id`: of the conversation; "" for none. `weight`: of the caller, beside others. `priority`:
-    who is served first, the least; and who gives way last where room runs out. `policy_options`: fields of the policy,
-    and their texts. `attention`: AttentionEvents are told. `constraint`: of this answer alone; None: it may be
-    anything. `asked_at`: when it came, by the monotonic clock.
+    prefix_salt: requests of equal salt, and equal `cache_salt`, may share the KV of common prefixes, where
+    `shares_prefix`.
+    session_id: of the conversation; "" for none.
+    weight: of the caller, relative to others.
+    priority: the least is served first, and preempted last where memory runs out.
+    policy_options: fields of the policy, and their texts.
+    attention: AttentionEvents are emitted.
+    constraint: of this answer alone; None: it may be anything.
+    asked_at: when it came, by the monotonic clock.
     """
 
     request_id: str

@@ -1,1 +1,1 @@
-"""What one rank executes: model, slots, caches, graphs and transfers. It decides nothing: the engine does."""
+"""The executing part of one rank: model, slots, caches, graphs and transfers. All decisions are the engine's."""

@@ -1,4 +1,4 @@
-"""Sequences whose indexes are still being trained: of their prompt, or of tokens that leave their window."""
+"""Sequences with indexes that are still being trained: of their prompt, or of tokens that leave their window."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ POLL_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Sequences whose indexes are all loaded now; those for an index of which the arena has no room, which are kept;
-    and those of which one failed."""
+    """Sequences in training, by the result of loading their indexes.
+
+    ready: all of their indexes are loaded.
+    short: the arena has no memory for one of their indexes; they stay in training.
+    failed: one of their indexes failed.
+    """
 
     ready: list[Sequence] = field(default_factory=list)
     short: list[tuple[Sequence, ArenaFull]] = field(default_factory=list)
@@ -44,7 +48,7 @@ class Indexing:
 
     def take_early(self, prompts: Iterable[Prompt]) -> Taken:
         """Load the ready indexes of prompts that are being computed: the first of their `trained`, removed there. None
-        of them is ready to decode; of those that are short of room `ask_again_for`."""
+        of these prompts is ready to decode. `ask_again_for` those that are short of memory."""
         taken = Taken()
         trained = {prompt.sequence: prompt.trained for prompt in prompts}
         run_each(
@@ -79,8 +83,8 @@ class Indexing:
                 trained[place] = self._offloader.trainings.build(sequence, layer.layer, layer.job)
 
     def take(self, wait: bool) -> Taken:
-        """Load what is ready; of those that are short of room `ask_again_for`. A sequence that needs a silent
-        store stays."""
+        """Load what is ready; `ask_again_for` those that are short of memory. A sequence that needs a silent store
+        stays."""
         taken = Taken()
         for sequence, trained in self._trained.items():
             try:

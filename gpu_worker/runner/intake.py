@@ -25,8 +25,9 @@ class Intake:
         has_indexes: bool = True,
         max_model_len: int | None = None,
     ) -> None:
-        """has_indexes: on the device; else the store selects, for policies whose indexes it trains. max_model_len: an
-        answer that may fill so much may also end where room does; None: none may."""
+        """has_indexes: indexes are on the device; else the store selects, for policies with indexes that it trains.
+        max_model_len: an answer that may fill so much may also end where memory does; None: none may.
+        """
         self._policies = policies
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -83,7 +84,7 @@ class Intake:
 
 
 def _asked(policy: Policy, request: GenerationRequest) -> Policy:
-    """The policy by whose fields the request's budget is split; everything else is the engine's own."""
+    """The policy that splits the request's budget by its fields; everything else is the engine's own."""
     if not request.policy_options:
         return policy
     if request.policy == AUTO:

@@ -68,7 +68,7 @@ class Places:
         return Admitted(is_open, needs_arena, sequence.num_cached, missing_bytes, error, self.lost())
 
     def _open(self, sequence: Sequence, may_open: bool) -> bool:
-        """Start a sequence that has slots, or a copy of its prompt, in the store. There is room for all that it had
+        """Start a sequence that has slots, or a copy of its prompt, in the store. It gets memory for all that it had
         when it was preempted. Raises NeverFits, ArenaFull and StoreUnavailable."""
         if sequence.offloads and (missing := self._missing_alone(sequence)):
             if not self._caches.does_without_store(sequence):
@@ -107,9 +107,9 @@ class Places:
 
     @property
     def offloading(self) -> list[Sequence]:
-        """The running sequences whose rows go to the arena."""
+        """The running sequences with rows that go to the arena."""
         return [one for one in self.sequences.values() if one.offloads and one.seat >= 0]
 
     def lost(self) -> tuple[str, ...]:
-        """Return the sequences whose rows were lost with an earlier store."""
+        """Return the sequences that lost their rows with an earlier store."""
         return tuple(one.sequence_id for one in self.offloading if not self._offloader.holds(one))

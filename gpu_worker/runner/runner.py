@@ -191,7 +191,7 @@ class LocalRunner:
     @in_step
     def begin_step(self, plan: BeginStep) -> Outcome:
         sequences = [self.sequences[name] for name in plan.request_ids]
-        # No other waits for a sequence whose constraint is slow, unless all are.
+        # A sequence with a slow constraint delays no other, unless all are slow.
         sequences = [one for one in sequences if one.sampler.is_ready] or sequences
         if plan.after is None:
             step = self._steps.begin(sequences)

@@ -38,7 +38,8 @@ class Workload:
 
     @property
     def likely_others(self) -> list[Policy]:
-        """Policies besides the default one that requests may name; ablations get room only when a request names one."""
+        """Policies other than the default one that requests may name; ablations get memory only when a request names
+        one."""
         others = self.policies.keys() - ablations().keys() - {self.default_policy}
         return [self.policies[name] for name in others]
 
@@ -48,7 +49,7 @@ class Workload:
         return self.shape.part(self.layers.layers_of(POLICY)).selecting()
 
     def plan(self, policy: Policy) -> Plan:
-        """Of the longest prompt with the default budget."""
+        """Return the plan of the longest prompt with the default budget."""
         length = self.shape.max_model_len
         return policy.plan(length, self.default_budget.resolve(length))
 

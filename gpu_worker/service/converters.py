@@ -182,7 +182,7 @@ def write_complete(event: CompleteEvent) -> pb.GenerateResponse:
 
 @functools.cache
 def own_edition() -> Edition:
-    """Of a worker towards its callers."""
+    """Return the edition of the protocol that a worker offers its callers."""
     return edition_of(pb.DESCRIPTOR.serialized_pb)
 
 

@@ -60,7 +60,7 @@ class Engine(Protocol):
 
     @property
     def is_store_reachable(self) -> bool:
-        """Whether the store answers; any thread may ask, and it does not wait for a step."""
+        """Return whether the store answers, without waiting for a step; any thread may ask."""
 
     def close(self) -> None: ...
 
@@ -173,7 +173,8 @@ class EngineThread:
         return done
 
     def stats(self) -> EngineStats:
-        """Of the last moments; whether the store is there, of now, however long a step takes."""
+        """Return the latest statistics. `store_reachable` is current however long a step takes; the rest may be moments
+        old."""
         is_reachable = self._engine.is_store_reachable
         with self._condition:
             return replace(
@@ -203,7 +204,7 @@ class EngineThread:
                 pass
             self._abort_live()
         except BaseException:
-            # also a panic of a library in Rust, which is no Exception: the process must be told
+            # also a panic of a library in Rust, which is not an Exception: the process must hear of it
             logger.exception("the engine failed")
             self._die()
         finally:
@@ -254,7 +255,7 @@ class EngineThread:
             sink(ErrorEvent(error))
 
     def _refuse_calls(self) -> None:
-        """Those that the engine's thread, which is at its end, does not come to any more."""
+        """Refuse the calls that the engine's thread, which ends, no longer makes."""
         with self._condition:
             self._has_ended = True
             calls, self._calls = self._calls, []

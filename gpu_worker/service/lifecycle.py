@@ -24,14 +24,14 @@ from gpu_worker.store.traces import Traces
 logger = logging.getLogger(__name__)
 
 STATUS_SECONDS = 1.0
-# of readings, between which rates are told
+# of readings, between which rates are logged
 NUM_READINGS = 5
 FLUSH_SECONDS = 2.0
 
 EXIT_OK = 0
 EXIT_ENGINE_DIED = 1
 
-# Work before anybody is served; asks its argument whether to end.
+# Work before requests are served; asks its argument whether to end.
 Preparation = Callable[[Callable[[], bool]], None]
 
 
@@ -84,7 +84,7 @@ class Lifecycle:
         """
         try:
             if (prepare := self._prepare) is not None:
-                # An engine that ends before has told so: see `_ended`.
+                # An engine that ends has reported so before: see `_ended`.
                 with contextlib.suppress(EngineStopped):
                     await asyncio.wrap_future(self._engine.call(lambda: prepare(self._ended.is_set)))
             if not self._ended.is_set():

@@ -42,9 +42,10 @@ class WorkerServer:
         identity: Identity | None = None,
         traces: Traces | None = None,
     ) -> None:
-        """grammars: of the engine's model, and ended with this; None: made here. identity: with it nobody is served but
-        over TLS, and with a certificate that this knows. traces: by which the engine's store client knows those of
-        running requests; None: it does not."""
+        """grammars: of the engine's model, and ended with this; None: made here.
+        identity: with it only TLS clients with a certificate that it knows are served.
+        traces: by which the engine's store client knows those of running requests; None: it does not.
+        """
         info = engine.info
         self._grammars = grammars or Grammars(info.model, info.eos_token_ids)
         self._listen = listen

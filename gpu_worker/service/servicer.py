@@ -51,8 +51,9 @@ TOLD = operator.attrgetter(
 
 logger = logging.getLogger(__name__)
 
-# Between two messages of a scored prompt. The engine's thread lets go of Python's lock at each of a step's hundreds of
-# operations, and would wait for it as often: beside 100,000 tokens told without a pause one step took all of that time.
+# Between two messages of a scored prompt. The engine's thread releases Python's lock at each of a step's hundreds of
+# operations, and would wait for it as often: while 100,000 tokens were sent without a pause one step took all of that
+# time.
 PROMPT_PAUSE_SECONDS = 0.004
 # a caller waits a second at most, the way to here included
 STORE_SECONDS = 0.6
@@ -74,7 +75,7 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
         self._grammars = grammars
         self._traces = traces
         self._max_pending = max_pending
-        # Of scored prompts one message is made at a time, whoever waits for it.
+        # Of scored prompts one message is made at a time, for all callers together.
         self._telling = asyncio.Lock()
         self._compiling = FairTurns(1)
 
@@ -188,7 +189,8 @@ class GPUWorkerServicer(gpu_worker_pb2_grpc.GPUWorkerServicer):
 
 
 async def _in_time(ask: Callable[[], Result]) -> Result:
-    """What the store answers, beside all that the engine does. Raises StoreUnavailable before a second is over."""
+    """Return the store's answer, awaited in a thread of its own while the engine works. Raises StoreUnavailable in less
+    than a second."""
     try:
         async with asyncio.timeout(STORE_SECONDS):
             return await asyncio.to_thread(ask)

@@ -36,7 +36,7 @@ from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import PrefixChain, model_root
 from kv_store.client import Layout, RowFormat, StoreClient
 
-# Makes a cache of layers of this shape, whose slots lie in the pool where the tables say.
+# Makes a cache of layers of this shape. Its slots lie in the pool where the tables say.
 MakeCache = Callable[[CacheShape, SlotPool, BlockTables], Cache]
 MakeDecode = Callable[[Decoder, CacheSet, Offloader, SlotPool, bool], DecodeStep]
 
@@ -56,9 +56,10 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The options of an engine, besides its model and its store.
+    """The options of an engine, without those of its model and its store.
 
-    slot_bytes: the slot pool's size. max_full_tokens: longest context that the policy `auto` attends whole.
+    slot_bytes: the slot pool's size.
+    max_full_tokens: longest context that the policy `auto` attends in full.
     """
 
     max_model_len: int

@@ -292,7 +292,7 @@ def _room(config: WorkerConfig, limit: int | None, workload: Workload) -> tuple[
 
 
 def earlier_pool(config: WorkerConfig) -> EarlierPool:
-    """Of workers that listened on the same Unix socket, with the same options."""
+    """Return the pool of an earlier worker that listened on the same Unix socket, with the same options."""
     path = Path(f"{config.listen.removeprefix('unix:')}.slots") if config.listen.startswith("unix:") else None
     return EarlierPool(path, repr(config))
 

@@ -22,7 +22,7 @@ _SAME_SHARE = 0.98
 
 
 class EarlierPool:
-    """A file beside the worker's socket, which goes with that; of no worker with other options."""
+    """A file next to the worker's socket with the slot pool's size. Workers with other options ignore it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EarlierPool:
         try:
             return plan() >= _SAME_SHARE * before
         except ConfigError:
-            # There was room before.
+            # There was memory before.
             return False
 
     def _read(self) -> int:

@@ -30,20 +30,20 @@ from gpu_worker.state.batch import Buckets
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
 
-# A CUDA context and its code, at most, where it cannot be told from what other processes hold.
+# A CUDA context and its code, at most, where it cannot be distinguished from what other processes hold.
 CONTEXT_BYTES = 1 << 30
 # Code that is loaded later, the workspaces of libraries, and gaps between allocations.
 LIBRARY_BYTES = 512 << 20
 # Scores, ranks and marks of a candidate while a step selects.
 CANDIDATE_BYTES = 16
-# Tokens decoded by a sequence whose layers are compressed, for which its state has room at once.
+# Tokens decoded by a sequence with compressed layers, for which its state has space at once.
 FEW_DECODED = 1024
 # Copies of a slot's position and score while a policy chooses what to evict.
 EVICTION_BYTES = 32
 # Copies of a row's logits while it is sampled: sorted values, their indices, sums.
 LOGIT_BYTES = 24
-# Indexes of policies that some request may name are made room for within this share of what is left; beyond it such
-# a request is refused.
+# Indexes of policies that some request may name get memory within this share of what is left; beyond it such a request
+# is refused.
 OTHERS_SHARE = 0.1
 # Where seats are not asked for: of the bytes that seats, indexes and steps take slots have so many at least.
 SLOT_SHARE = 0.5
@@ -51,11 +51,13 @@ SLOT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of device memory beside the weights.
+    """Bytes of device memory in addition to the weights.
 
-    seats: block tables, residency, fixed slots, slab tables. indexes: of the default policy, and of as many others as
-    `OTHERS_SHARE` has room for: the one that `auto` takes, then the smallest. prefill: one prompt of the greatest
-    length, and captured passes of short ones. decode: steps of a full batch, captured ones and libraries included.
+    seats: block tables, residency, fixed slots, slab tables.
+    indexes: of the default policy, and of as many others as fit in `OTHERS_SHARE`: the one that `auto` takes, then the
+    smallest.
+    prefill: one prompt of the greatest length, and captured passes of short ones.
+    decode: steps of a full batch, captured ones and libraries included.
     slots: the pool.
     """
 
@@ -211,8 +213,8 @@ def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
 
 
 def index_room(workload: Workload, available: int, slot_bytes: int) -> int | None:
-    """Bytes for the indexes of all policies beside a pool of this size, in so much memory; None where the pool is not
-    of a plan, and nobody knows."""
+    """Bytes for the indexes of all policies next to a pool of this size, in so much memory; None where the pool is not
+    from a plan, and the bytes are unknown."""
     try:
         return MemoryPlan.of(workload, available, slot_bytes).indexes
     except ConfigError:

@@ -43,12 +43,14 @@ Kind = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What the host knows of a group: groups of equal shape run the same kernels on the same grids.
+    """The host's description of a group: groups of equal shape run the same kernels on the same grids.
 
-    policy: "" where all is attended. can_miss: whether a selected token may be in the arena only. num_lanes: lanes of
-    the group, padding included. num_positions: no position that is scored, or attended where all are, is as large.
-    num_selected, K, and num_fixed, F: at least what one of them selects, and the sinks, window and new token that it
-    attends anyway.
+    policy: "" where all tokens are attended.
+    can_miss: whether a selected token may be in the arena only.
+    num_lanes: lanes of the group, padding included.
+    num_positions: more than any position that is scored, or that is attended where all are.
+    num_selected: K; no lane selects more tokens.
+    num_fixed: F; no lane has more tokens in its sinks and window, the new token included.
     """
 
     policy: str
@@ -59,7 +61,7 @@ class GroupShape:
     num_fixed: int = 0
 
     def covers(self, other: GroupShape) -> bool:
-        """Whether a step of this shape serves a group of the other one, with padding."""
+        """Return whether a step of this shape serves a group of the other one, with padding."""
         return (
             (self.policy, self.can_miss) == (other.policy, other.can_miss)
             and self.num_lanes >= other.num_lanes
@@ -97,7 +99,7 @@ class BatchShape:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """What a step of this shape costs, to compare it with others that serve the same batch."""
+        """The cost of a step of this shape, to compare it with other shapes that serve the same batch."""
         return (
             sum(group.num_lanes for group in self.groups),
             sum(group.num_lanes * group.num_selected for group in self.groups),
@@ -105,7 +107,7 @@ class BatchShape:
         )
 
     def covers(self, other: BatchShape) -> bool:
-        """Whether a step of this shape serves a batch of the other one, with padding."""
+        """Return whether a step of this shape serves a batch of the other one, with padding."""
         if len(self.groups) != len(other.groups) or len(self.everyone) != len(other.everyone):
             return False
         mine, others = (*self.groups, *self.everyone), (*other.groups, *other.everyone)

@@ -1,4 +1,4 @@
-"""Rows of known prompts, where they still lie: in slots of who runs, or in free ones until others take them."""
+"""Rows of known prompts that still lie in slots: of running sequences, or free ones until they are reused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Slab:
 
 
 class Resident:
-    """A known prefix in slots, which may be anybody's."""
+    """A known prefix in slots, which any sequence may hold, or none."""
 
     def __init__(self, pool: SlotPool, blocks: BlockIds, since: BlockIds) -> None:
         """blocks: [L, H_kv, B]. since: [L, B], the pool's allocations after which they hold it unless taken again."""
@@ -34,12 +34,12 @@ class Resident:
         self._on_device: Tensor | None = None
 
     def is_there(self, layer: int) -> bool:
-        """Whether none of a layer's slots was taken since."""
+        """Return whether a layer's slots still hold the prefix: none was taken since."""
         return bool((self._pool.taken_at[self._blocks[layer]] <= self._since[layer]).all())
 
     def load(self, layer: int, rows: Tensor) -> bool:
-        """Queue filling rows [H_kv, n, 2d] with the prefix; False where it is gone. Whoever takes the slots later
-        writes to them behind this."""
+        """Queue filling rows [H_kv, n, 2d] with the prefix; False where it is gone. Later writes to the slots are
+        queued behind this."""
         if not self.is_there(layer):
             return False
         if self._on_device is None:
@@ -49,8 +49,9 @@ class Resident:
 
 
 class ResidentPrefixes:
-    """Where the rows of prompts' slabs lie, by the slabs' names. Holds no slot: those of prompts that ended are free,
-    and what was freed last is taken last. A name covers all that decides the rows: who may know it may read them."""
+    """An index from the names of prompts' slabs to the slots with their rows. Holds no slot: those of prompts that
+    ended are free, and what was freed last is taken last. A name covers all that decides the rows: any request that may
+    know it may read them."""
 
     def __init__(self, pool: SlotPool, tokens_per_slab: int, num_layers: int, num_kv_heads: int) -> None:
         """tokens_per_slab: that each name stands for; 0: nothing is found."""
@@ -62,12 +63,15 @@ class ResidentPrefixes:
         self._slabs: OrderedDict[bytes, _Slab] = OrderedDict()
 
     def num_blocks(self, names: tuple[bytes, ...]) -> int:
-        """Of each head, that hold the slabs of these names; 0 where they are not found again."""
+        """Return the blocks of each head that hold the slabs of these names; 0 where slabs are not found again."""
         return len(names) * self._width if self._most else 0
 
     def keep(self, names: tuple[bytes, ...], blocks: BlockIds, since: BlockIds | None = None) -> None:
-        """Note where slabs lie, which nobody writes to before the slots are free and taken again. blocks: [L, H_kv,
-        `num_blocks`]. since: [L], the pool's allocations by which each layer's were taken; None: by now."""
+        """Note where slabs lie. They are not overwritten before their slots are free and taken again.
+
+        blocks: [L, H_kv, `num_blocks`].
+        since: [L], the pool's allocations by which each layer's were taken; None: by now.
+        """
         if since is None:
             since = np.full(self.num_layers, self._pool.num_allocations)
         for index, name in enumerate(names):
@@ -79,8 +83,8 @@ class ResidentPrefixes:
             self._slabs.popitem(last=False)
 
     def find(self, names: tuple[bytes, ...]) -> Resident | None:
-        """The slabs of all these names; None where one is not known, or gone from the first layer, whose slots are the
-        first to go."""
+        """Return the slabs of all these names; None where one is not known, or gone from the first layer. Slots of that
+        layer are the first to go."""
         slabs = [slab for name in names if (slab := self._slabs.get(name)) is not None]
         if not slabs or len(slabs) < len(names):
             return None
@@ -92,8 +96,8 @@ class ResidentPrefixes:
         return resident if resident.is_there(0) else None
 
     def leave(self, names: tuple[bytes, ...], num_known: int) -> LeftRows | None:
-        """For a prompt whose own slots will not hold all rows: those of its slabs are left in free slots, but for the
-        first `num_known`, which lie there. None where there are no others, or too few free slots."""
+        """Let a prompt that gets too few slots for all rows leave its slabs in free slots. The first `num_known` lie
+        there already. None where there are no others, or too few free slots."""
         num_blocks = self.num_layers * self._num_kv_heads * self.num_blocks(names[num_known:])
         return LeftRows(self, names, num_known) if 0 < num_blocks <= self._pool.num_free_blocks else None
 
@@ -105,7 +109,7 @@ class ResidentPrefixes:
         if math.prod(shape) > self._pool.num_free_blocks:
             return None
         blocks = self._pool.allocate(math.prod(shape)).reshape(shape)
-        # Whoever takes the slots later writes to them behind this.
+        # Later writes to the slots are queued behind this.
         store_prompt(rows, self._pool.rows, to_device(blocks[None], rows.device), 0, 0)
         self._pool.free(blocks)
         return blocks, self._pool.num_allocations

@@ -17,8 +17,10 @@ from gpu_worker.state.resident_prefixes import LeftRows, Resident
 
 @dataclass(frozen=True, slots=True)
 class KeptLayer:
-    """counts: rows that each KV head kept when the layer was last compressed. room: slots of a head for tokens
-    decoded since. rounds, history: of the policy's last `Retained` of the layer."""
+    """counts: rows that each KV head kept when the layer was last compressed.
+    room: slots of a head for tokens decoded since.
+    rounds, history: of the policy's last `Retained` of the layer.
+    """
 
     counts: tuple[int, ...]
     room: int
@@ -35,19 +37,26 @@ class KeptLayer:
 class Sequence:
     """A request as the runner executes it. `seat` is its index in every seated tensor, -1 before admission.
 
-    num_tokens: tokens whose KV is computed. num_cached: tokens to prefill that the store had already; num_reused: of
-    the prompt, when it was admitted first. is_prefilled: its prompt is done, and its first token is on its way.
-    next_token: the input of the next decode step; below -1 it is on its way (`drawn_at`). names: of the slabs that its
-    prompt fills, once asked for; resident: the known prefix, where it may lie in slots; left: what is left there of a
-    compressed prompt. forced: tokens that go through decode steps before anything is sampled: of the prompt (protocol
-    P2), and those that it generated before it gave way. generated: its answer so far. capacity: tokens it may ever
-    hold. is_open_ended: its answer may fill the context. num_grown_slots: of each head in the layers where it takes
-    slots as it grows; num_slots: in those that recall, of a fully resident sequence its capacity. ring_size: window
-    tokens and the new one, at most, where it selects. leaving: the position that leaves the window at the next step, -1
-    for none. offloads: its rows go to the store; known once it is admitted. kept_at: of a compressed sequence,
-    `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that kept most then, and of all heads
-    and layers together; kept_layers: more of each layer. mark: its policy's number for the next step. is_scored: how
-    likely the prompt's tokens are was told.
+    num_tokens: tokens with computed KV.
+    num_cached: tokens to prefill that the store had already; num_reused: of the prompt, when it was admitted first.
+    is_prefilled: its prompt is done, and its first token is on its way.
+    next_token: the input of the next decode step; below -1 it is on its way (`drawn_at`).
+    names: of the slabs that its prompt fills, once asked for.
+    resident: the known prefix, where it may lie in slots; left: what is left there of a compressed prompt.
+    forced: tokens that go through decode steps before anything is sampled: of the prompt (protocol P2), and those
+    generated before a preemption.
+    generated: its answer so far.
+    capacity: tokens it may ever hold.
+    is_open_ended: its answer may fill the context.
+    num_grown_slots: of each head in the layers where it takes slots as it grows; num_slots: in those that recall, of a
+    fully resident sequence its capacity.
+    ring_size: window tokens and the new one, at most, where it selects.
+    leaving: the position that leaves the window at the next step, -1 for none.
+    offloads: its rows go to the store; known once it is admitted.
+    kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that
+    kept most then, and of all heads and layers together; kept_layers: more of each layer.
+    mark: its policy's number for the next step.
+    is_scored: the prompt's log probabilities were emitted.
     """
 
     request: GenerationRequest
@@ -112,18 +121,18 @@ class Sequence:
 
     @property
     def sure_tokens(self) -> int:
-        """Tokens for which there must be slots if it ran alone: all, but for an answer that ends where room does."""
+        """Tokens for which there must be slots if it ran alone: all, but for an answer that ends where memory does."""
         return min(self.capacity, self.known_tokens + 1) if self.is_open_ended else self.capacity
 
     @property
     def shares_prompt(self) -> bool:
-        """Whether others may have its prompt's rows: of one that is attended in part they depend on policy and
-        budget."""
+        """Return whether other requests may have its prompt's rows. A sparsely attended prompt's rows depend on policy
+        and budget, so it shares none."""
         return self.request.shares_prefix and self.prompt_attention() is None
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether all of its prompt is to be computed, to tell how likely its tokens are."""
+        """Return whether all of its prompt must be computed, to score its tokens."""
         return self.request.sampling.prompt_logprobs is not None and not self.is_scored
 
     def prompt_attention(self) -> PromptAttention | None:
@@ -180,12 +189,12 @@ class Sequence:
 
     @property
     def can_miss(self) -> bool:
-        """Whether a token that it selects may be in the arena only."""
+        """Return whether a token that it selects may be in the arena only."""
         return self._recalls and self.num_slots < self.capacity
 
     @property
     def grows_resident(self) -> bool:
-        """Whether it recalls, is fully resident, and takes its slots as it grows: most answers that may fill the
+        """Return whether it recalls, is fully resident, and takes its slots as it grows: most answers that may fill the
         context are short."""
         return self._recalls and self.is_open_ended and not self.can_miss
 
@@ -196,7 +205,7 @@ class Sequence:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its layers keep a part of their tokens only."""
+        """Return whether its layers keep a part of their tokens only."""
         return self.policy.family is Family.RETAIN and self.plan.selects
 
     @property

@@ -62,7 +62,7 @@ class SlotPool:
         return taken
 
     def free(self, block_ids: BlockIds) -> None:
-        """Of any shape."""
+        """Free blocks; their ids may have any shape."""
         freed = block_ids.ravel()
         first, rest = self._queue(self.num_free_blocks, freed.size)
         self._free[first] = freed[: first.stop - first.start]
@@ -95,7 +95,7 @@ class BlockTables:
         self._dealt: dict[tuple[int, int], list[int]] = {}
 
     def assign(self, seat: int, num_slots: int) -> None:
-        """Give every KV head of every layer room for `num_slots` slots. Raises CapacityError."""
+        """Give `num_slots` slots to every KV head of every layer. Raises CapacityError."""
         shape = self._num_layers, self._num_kv_heads, num_blocks(num_slots)
         self._hold(seat, self._pool.allocate(math.prod(shape)).reshape(shape))
 
@@ -154,7 +154,7 @@ class BlockTables:
         return sum(blocks.size for (holder, _), blocks in self._held.items() if holder == seat)
 
     def held_bytes(self, seat: int) -> int:
-        """Of the slots that a seat holds in all layers; 0 for none."""
+        """Return the bytes of the slots that a seat holds in all layers; 0 for none."""
         return self.num_held(seat) * self._pool.block_bytes
 
     def extend(self, seat: int, num_slots: int) -> None:

@@ -46,9 +46,9 @@ FRAGMENTS_LEFT = {
     "benchmarks": 0,
     "carrel": 0,
     "gateway": 0,
-    "gpu_worker": 135,
+    "gpu_worker": 24,
     "kv_store": 0,
-    "tests": 45,
+    "tests": 21,
     "tools": 0,
 }
 

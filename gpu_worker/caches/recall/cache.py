@@ -52,8 +52,11 @@ class RecallCache(Cache):
         num_fixed: int = 0,
         most_index_bytes: int | None = None,
     ) -> None:
-        """index_device: where indexes are trained. kept: the arena's number of each layer. num_fixed: sinks, window and
-        new token of most sequences, for which there is room from the start. most_index_bytes: see `PolicyIndexes`."""
+        """index_device: where indexes are trained.
+        kept: the arena's number of each layer.
+        num_fixed: sinks, window and new token of most sequences, for which memory is allocated from the start.
+        most_index_bytes: see `PolicyIndexes`.
+        """
         super().__init__(shape, block_tables)
         self._kept = kept
         self._pool = pool
@@ -86,7 +89,8 @@ class RecallCache(Cache):
         return self.fixed.table, self._offloader.arena
 
     def needs_store(self, sequence: Sequence) -> bool:
-        """Whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured by."""
+        """Return whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured
+        by."""
         is_measured = sequence.request.measure and sequence.plan.selects
         return self._keeps_in_store(sequence) or is_measured
 
@@ -129,14 +133,14 @@ class RecallCache(Cache):
         return min(sequence.capacity, sequence.num_fixed + (sequence.plan.num_selected or 0))
 
     def may_resize(self, sequence: Sequence) -> bool:
-        """Whether a prefilled sequence may get fewer or more slots: its rows are in the store, and the hot cache's size
-        is not fixed."""
+        """Return whether a prefilled sequence may get fewer or more slots: its rows are in the store, and the hot
+        cache's size is not fixed."""
         return self._hot_cache_size.is_auto and sequence.offloads and sequence.plan.selects
 
     def prepare(self, sequence: Sequence) -> None:
-        """Allocate the state that a sequence of so many slots needs beside them. Raises CapacityError."""
+        """Allocate the state that a sequence of so many slots needs in addition to them. Raises CapacityError."""
         try:
-            # Before the fixed slots, which are others' too, are made anew for who is refused.
+            # First, so that a request that is refused does not make the fixed slots, which all share, anew.
             if self._in_store is None:
                 self.indexes.of(recall_policy(sequence))
             self.fixed.make_room(sequence.num_fixed)
@@ -218,8 +222,8 @@ class RecallCache(Cache):
             raise no_room_for_policy(sequence.policy.name, "index", trained.job.end) from error
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
-        """Move the window on for the next token; what leaves it is indexed first, beside the steps of others. Raises
-        StoreUnavailable and StoreSilent."""
+        """Move the window on for the next token. What leaves it is indexed first, while other sequences take steps.
+        Raises StoreUnavailable and StoreSilent."""
         policy, begin = recall_policy(sequence), sequence.window_begin
         end = policy.window_begin(sequence.plan, sequence.num_tokens)
         sequence.leaving = -1
@@ -243,7 +247,10 @@ class RecallCache(Cache):
     def group_shape(
         self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
-        """Of sequences that share a policy, of which all may miss or none. num_tokens: of the longest, rounded up."""
+        """Return the shape of a group of sequences that share a policy, all of which may miss, or none.
+
+        num_tokens: of the longest sequence, rounded up.
+        """
         first = sequences[0]
         if first.plan.all_resident:
             num_positions = num_tokens

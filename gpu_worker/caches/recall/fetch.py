@@ -74,7 +74,7 @@ class ArenaFetch(RecallFetch):
 
 
 class StoreFetch(RecallFetch):
-    """The host asks the store: one synchronisation a layer, for a store whose arena the device cannot read."""
+    """The host asks the store: one synchronisation a layer, for a store with an arena that the device cannot read."""
 
     def __init__(
         self, kept: tuple[int, ...], pool: SlotPool, block_tables: BlockTables, offloader: Offloader

@@ -61,7 +61,7 @@ class FixedSlots:
         return self.table[sequence.seat, layer][:, columns].long()
 
     def leaving(self, rows: LaneInputs) -> Tensor:
-        """Pool rows that the new tokens will push out: int32 [B, L, H_kv], -1 where the ring has room."""
+        """Pool rows that the new tokens will push out: int32 [B, L, H_kv], -1 where the ring has a free place."""
         return self.table[rows.seats[:, None], :, :, rows.ring[:, None]][:, 0]
 
     def take_in(self, rows: LaneInputs, new_slots: Tensor) -> None:

@@ -63,7 +63,8 @@ class PolicyIndexes:
         self._indexes: dict[str, Any] = {}
 
     def of(self, policy: RecallPolicy) -> Any:
-        """Raises torch.OutOfMemoryError where it is not there, and there is no room for it."""
+        """Return the policy's index, allocated where it is missing. Raises torch.OutOfMemoryError where there is no
+        memory for it."""
         if policy.name not in self._indexes:
             if self._most_bytes is not None:
                 self._check(policy, self._most_bytes)
@@ -154,7 +155,7 @@ class IndexTraining:
         return job is not None and not self._is_trained_here(job, 0)
 
     def trains_leaving_there(self, sequence: Sequence) -> bool:
-        """Whether the store trains the tokens that leave the sequence's window."""
+        """Return whether the store trains the tokens that leave the sequence's window."""
         plan, begin = sequence.plan, sequence.window_begin
         if not plan.selects:
             return False
@@ -210,5 +211,5 @@ class IndexTraining:
 
 
 def is_quick(device: torch.device) -> bool:
-    """Whether a device trains at once what would keep the store's cores busy."""
+    """Return whether a device trains at once what would keep the store's cores busy."""
     return device.type == "cuda"

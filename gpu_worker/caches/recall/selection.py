@@ -28,8 +28,12 @@ from gpu_worker.store.side_stream import SideStream
 
 @dataclass(frozen=True, slots=True)
 class RecallParts:
-    """The parts that every recall step uses. in_store: selects if the store has the indexes; else None. meter: of the
-    host, where that computes; None: a device does, in its own time. beside: for what attention needs last."""
+    """The parts that every recall step uses.
+
+    in_store: selects if the store has the indexes; else None.
+    meter: of the host, where that computes; None: a device does, in its own time.
+    beside: a side stream for what attention needs last.
+    """
 
     shape: CacheShape
     pool: SlotPool
@@ -82,12 +86,13 @@ class Selection:
             return attend_slots(queries.own, parts.pool.rows, fixed, rows.seats, selected, scale, rest)
         except BaseException:
             if rest is not None:
-                # From here on the memory of what is read and written beside may be another's.
+                # From here on the memory of what the side stream reads and writes may be reused.
                 rest.ready()
             raise
 
     def _rest(self, candidates: Candidates) -> Rest | None:
-        """What stands in for the candidates beside `latest`, computed while rows are fetched and attended."""
+        """Return the approximate row for the candidates that are not in `latest`, computed while rows are fetched and
+        attended."""
         parts = self._parts
         if parts.in_store is not None or not self._policy.stands_in:
             return None

@@ -20,9 +20,8 @@ ALIGNMENT = 64
 
 class SeenRows:
     """The pool rows that a step's layers look up anyway, written to a place that stays instead of one that the next
-    layer may take: a captured step has no launch more, and no address that changes. Where the room does not suffice
-    for all layers, some have theirs kept, evenly.
-    """
+    layer may take: a captured step has no launch more, and no address that changes. Where memory does not suffice for
+    all layers, some have theirs kept, evenly."""
 
     def __init__(self, shape: CacheShape) -> None:
         self._num_layers, self._num_heads = shape.num_layers, shape.num_kv_heads
@@ -60,8 +59,8 @@ class RecallSnapshots:
         self._tables = block_tables.tables
 
     def of(self, sequence: Sequence, place: LanePlace, hot: HotCache | None, most: int) -> Snapshot | None:
-        """In at most so many layers; None where there was no room to keep what was selected. hot: of a
-        sequence that may miss."""
+        """Return a snapshot of at most so many layers; None where there was no memory to keep what was selected. hot:
+        of a sequence that may miss."""
         seen = self._seen.of(place.shape, place.first_lane)
         if not seen:
             return None

@@ -61,7 +61,7 @@ class RecallStep(GroupStep):
         self._parts.probe.measure(observations)
 
     def _new_rows(self, layer: int) -> Tensor:
-        """Of the new tokens, [B, H_kv, 2d]; padding lanes have arbitrary ones."""
+        """Return the rows of the new tokens, [B, H_kv, 2d]; those of padding lanes are arbitrary."""
         return self._parts.pool.rows[self.new_slots[:, layer].clamp(min=0).long()]
 
     def _leaving_keys(self) -> Tensor:

@@ -37,7 +37,7 @@ class RetainCache(Cache):
         self.kept = KeptSlots(shape)
         self._rows = KeptRows(shape, pool, block_tables, self.kept)
         self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
-        # Of the prompt whose layer came last: the next layer is mostly its own.
+        # Of the prompt that had a layer last: the next layer is mostly its own.
         self._positions: Tensor | None = None
         # A waiting sequence is asked for its blocks at every step.
         self._budgets: WeakKeyDictionary[Sequence, list[int]] = WeakKeyDictionary()
@@ -151,8 +151,8 @@ class RetainCache(Cache):
         sequence.mark = again.mark(sequence.kept_at + again.interval - sequence.num_tokens)
 
     def _layers_at_once(self, sequence: Sequence, again: Recompression) -> int:
-        """How many layers may be compressed together while the sequence decodes: their temporaries take no more
-        memory than those of one prompt of the greatest length, for which there is room as float32."""
+        """How many layers may be compressed together while the sequence decodes. Their temporaries take no more memory
+        than those of one prompt of the greatest length, which is reserved as float32."""
         if not again.together:
             return 1
         num_rows = sequence.longest_kept + again.interval
@@ -183,7 +183,7 @@ class RetainCache(Cache):
         num_layers = self.num_layers
         for sequence in sequences:
             meter = sequence.meter
-            # Where every step evicts, the new token's slot is all that is beside what was kept.
+            # Where every step evicts, the new token's slot is the only one in addition to what was kept.
             evicts = retain_policy(sequence).evicts
             grown = 0 if evicts else sequence.num_tokens - sequence.kept_at
             meter.num_layer_steps += num_layers

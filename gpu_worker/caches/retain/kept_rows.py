@@ -57,7 +57,7 @@ class KeptRows:
 
     def write(self, seat: int, layers: range, retained: Retained, room: int) -> None:
         """Start layers with what is kept of their heads, the first layer's first, in the first slots, which were
-        divided among the heads before; each head may take `room` more."""
+        divided among the heads before. room: slots that each head may take in addition."""
         kept, dtype = self._kept, self._pool.rows.dtype
         tables = self._block_tables.tables
         keep_rows(
@@ -90,8 +90,8 @@ class KeptRows:
 
 
 def _histories(held: list[KeptLayer], count: int) -> Tensor | None:
-    """Of all heads, [layers * H_kv, count, m]: what was kept lies in the first slots, and nothing is known of what came
-    since."""
+    """Return the history of all heads, [layers * H_kv, count, m]: the kept rows fill the first slots, the slots of
+    later tokens are zero. None where a layer has no history."""
     known = [one.history for one in held if one.history is not None]
     if len(known) < len(held):
         return None

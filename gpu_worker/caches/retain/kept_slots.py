@@ -1,4 +1,4 @@
-"""The content of the slots of sequences whose layers are compressed."""
+"""The content of the slots of sequences with compressed layers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ class KeptSlots:
         table[..., count:].fill_(0.0)
 
     def before_step(self, rows: LaneInputs, width: int) -> StepSlots:
-        """What an evicting policy chooses from. width: no head of these lanes has more slots."""
+        """Return the slots from which an evicting policy chooses.
+
+        width: at least the slots of any head of these lanes.
+        """
         notes = None if self.notes is None else self.notes[..., :width][rows.seats]
         positions = self.positions[..., :width][rows.seats]
         return StepSlots(positions, notes, rows.begin, rows.end, rows.positions)

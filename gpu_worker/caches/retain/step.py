@@ -1,4 +1,4 @@
-"""One decode step of sequences whose layers are compressed: a slot for the new token, attention over what is kept."""
+"""One decode step of sequences with compressed layers: a slot for the new token, attention over what is kept."""
 
 from __future__ import annotations
 

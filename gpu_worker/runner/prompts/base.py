@@ -32,18 +32,18 @@ class Prompt(ABC):
         self.first, self.num_tokens = sequence.num_cached, sequence.num_prefill
         self.trained: deque[TrainedLayer] = deque()
         self._offloader = offloader
-        # Who takes the layers to the arena, and has those of a known prefix.
+        # The part that takes the layers to the arena, and has those of a known prefix.
         self._keeper = keeper(sequence, offloader)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the tokens that are computed."""
+        """The ids of the tokens that are computed."""
         return self.sequence.prefill_token_ids[self.first :]
 
     @property
     @abstractmethod
     def computed_tokens(self) -> int:
-        """Of those that are not cached, each part of its way as its share of the whole."""
+        """Tokens computed so far, cached ones excluded. A token in progress counts by its finished share."""
 
     @property
     def left_tokens(self) -> int:
@@ -69,7 +69,7 @@ class Prompt(ABC):
         """Wait until all copies are done: then the slabs may be given to others."""
 
     def _note_copied(self, copied: Mark) -> None:
-        """What was copied is in the arena: count how long that took, where anything was to be copied."""
+        """Observe how long a finished copy to the arena took, where anything had to be copied."""
         if copied.begun is not None:
             self._offloader.meter.offload.observe(copied.seconds_since(copied.begun))
 
@@ -80,7 +80,7 @@ class Prompt(ABC):
 
 
 def keeper(sequence: Sequence, offloader: Offloader) -> Offloader | PromptCopies:
-    """Who has an admitted sequence's rows in the arena, if anybody."""
+    """Return the part that has an admitted sequence's rows in the arena, if there are any."""
     return offloader if sequence.offloads else offloader.copies
 
 
@@ -134,26 +134,34 @@ class PromptPass(ABC, Generic[One]):
     @property
     @abstractmethod
     def next_kind(self) -> WorkKind:
-        """Of what kind these are."""
+        """The kind of the next quantum's operations."""
 
     @abstractmethod
     def _has_computed(self, prompt: Prompt) -> bool:
-        """Whether every layer of it is computed."""
+        """Return whether every layer of the prompt is computed."""
 
     @abstractmethod
     def _run_quantum(self, wait: bool) -> None:
-        """What `advance` does; what fails of it goes to `_fail`."""
+        """Run the quantum of `advance`; failures go to `_fail`."""
 
     @abstractmethod
     def _logits(self, computed: list[Prompt]) -> Tensor:
-        """Of the tokens after these prompts: float32 [P, vocab]."""
+        """Return the logits of the tokens after these prompts: float32 [P, vocab]."""
 
     def advance(self, wait: bool = True) -> list[tuple[Sequence, WorkerError]]:
-        """One quantum; the last only take what is copied. wait: for a copy, where nothing is left to compute. Returns
-        the prompts that failed: StoreUnavailable where rows cannot be offloaded, PrefixLost where a known prefix is
-        gone and the prompt must be computed anew, CapacityError where device memory runs out, and what caches raise.
-        The others go on; so does who is StoreSilent, once the store answers, and nobody does before where it needs a
-        known prefix."""
+        """Run one quantum; the last ones only wait for copies.
+
+        wait: for a copy, where nothing is left to compute.
+
+        Returns the prompts that failed, the others continue:
+        StoreUnavailable: rows cannot be offloaded.
+        PrefixLost: a known prefix is gone and the prompt must be computed anew.
+        CapacityError: device memory runs out.
+        Other errors: as caches raise them.
+
+        A prompt that fails with StoreSilent continues once the store answers; if it needs a known prefix, no prompt of
+        the pass continues before.
+        """
         self._failed = []
         try:
             self._run_quantum(wait)

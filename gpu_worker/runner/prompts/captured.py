@@ -34,7 +34,7 @@ MAX_PROMPTS = 8
 
 
 def buckets_within(num_tokens: int) -> tuple[int, ...]:
-    """Those that prompts of at most so many tokens need."""
+    """Return the buckets that prompts of at most so many tokens need."""
     return BUCKETS[: bisect_left(BUCKETS, num_tokens) + 1]
 
 
@@ -100,7 +100,7 @@ class ShortPass:
         return logits, [rows[:, :, end - count : end] for count, end in zip(batch.counts, ends, strict=True)]
 
     def is_read_until(self, mark: Mark) -> None:
-        """The rows of the last run are read until this mark, beside the current stream."""
+        """Note that the rows of the last run are read until this mark, on a side stream."""
         self._read.append(mark)
 
     def forward(self, batch: ShortBatch, table: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class PrefillChoice:
 
 
 class Prefills(Mapping[Sequence, AnyPass]):
-    """By sequence; those whose prompts are computed together have the same one."""
+    """The passes in progress by sequence; sequences that are computed together have the same one."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Prefills(Mapping[Sequence, AnyPass]):
 
     @property
     def done(self) -> list[Prompt]:
-        """Those that wait for their token alone."""
+        """The prompts that wait for their token alone."""
         return [prompt for prefill in self._distinct for prompt in prefill.done]
 
     @property
@@ -101,7 +101,7 @@ class Prefills(Mapping[Sequence, AnyPass]):
 
     def plan_attention(self) -> Iterator[None]:
         """Have all planned that attention of any prompt needs, one thing a turn, so that the caller may stop. Takes the
-        room of the longest prompt's rows. Raises CapacityError."""
+        memory of the longest prompt's rows. Raises CapacityError."""
         config, dtype, device = self._decoder.config, self._decoder.dtype, self._decoder.device
         try:
             query = torch.zeros(

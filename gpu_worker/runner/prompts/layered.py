@@ -183,10 +183,10 @@ class Prefill(PromptPass[PromptRows]):
                 scores.take(self._hidden[place : place + len(positions)], positions.start)
 
     def _attend(self, query: Tensor, begin: int) -> tuple[slice | Tensor, Tensor] | None:
-        """Attention of the tokens whose output is read, and which these are; None for none. query: [T, H_q, d], of the
-        tokens from `begin` on."""
+        """The attention of the tokens with an output that is read, and which these are; None for none. query: [T, H_q,
+        d], of the tokens from `begin` on."""
         scale, end = self._decoder.attention_scale, begin + query.shape[0]
-        # Nothing reads the last layer's output but the next tokens, and who scores the prompt.
+        # Nothing reads the last layer's output but the next tokens, and prompts that are scored.
         is_last = self._layer == self._decoder.config.num_layers - 1 and not self._scores
         part = self._parts[0]
         sparse = part.attention(self._layer)
@@ -245,10 +245,10 @@ class Prefill(PromptPass[PromptRows]):
 
 
 class PromptScores:
-    """Takes the last layer's output as it is computed, and keeps a few numbers of each token until they are told.
+    """Takes the last layer's output as it is computed, and keeps a few numbers of each token until they are emitted.
 
-    Until they are sent [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request, in one piece:
-    many small ones would lie between logits that are freed, and keep the host's memory from being used again.
+    Until they are sent, [1 + k] float32 and [1 + k] int64 a token are kept on the host, k of the request, in one piece.
+    Many small pieces would lie between logits that are freed, and keep the host's memory from being used again.
     """
 
     def __init__(self, sequence: Sequence, decoder: Decoder, num_top: int) -> None:

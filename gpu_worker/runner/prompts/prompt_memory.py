@@ -63,8 +63,8 @@ def _training_bytes(workload: Workload) -> int:
 
 
 def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
-    """Most bytes alive beside one layer's keys of the longest prompt while its index is trained, and loaded; 0 where
-    the store does that."""
+    """Most bytes alive in addition to one layer's keys of the longest prompt while its index is trained, and loaded; 0
+    where the store does that."""
     plan, shape = workload.plan(policy), workload.shape
     job = policy.prompt_job(plan, plan.num_sink, shape.max_model_len)
     helps = workload.index_device is IndexDevice.AUTO and job is not None and job.is_quick
@@ -76,7 +76,7 @@ def layer_training_bytes(workload: Workload, policy: RecallPolicy) -> int:
 
 
 def _policy_bytes(workload: Workload, keys: int) -> int:
-    """The default policy's temporaries for a prefilled layer, whose keys are so many bytes as float32."""
+    """The default policy's temporaries for a prefilled layer with keys of so many bytes as float32."""
     model, num_queries = workload.model, workload.num_queries
     queries = num_queries * model.num_heads
     # Scores, masks and weights of some queries, and weights of those before; a copy of all queries, by group.

@@ -84,8 +84,8 @@ class PromptRows(Prompt):
         if self.first and is_alone and num_new <= FEW_TOKENS and not any(map(self._job, range(len(layers)))):
             num_kv_heads, _, row = buffers[0].shape
             self._few = buffers[0].new_empty(len(layers), num_kv_heads, num_new, row)
-        # Of the known rows in the arena, while they are compared with their checksums. Who offloads reads them while it
-        # decodes; others from when they are first read on, which may be never.
+        # The check of the known rows in the arena against their checksums. An offloading sequence starts it at once,
+        # since it reads them while it decodes; others start it with their first read, which may be never.
         self._verified: futures.Future[int] | None = None
         self._is_proving = False
         if self.first and sequence.offloads:
@@ -93,7 +93,7 @@ class PromptRows(Prompt):
 
     @property
     def rows(self) -> Tensor:
-        """Of the layer that is computed."""
+        """The buffer of the layer that is computed."""
         return self._buffers[self._num_layers % len(self._buffers)]
 
     @property
@@ -125,7 +125,7 @@ class PromptRows(Prompt):
             self._loading = self._load(layer + 1)
 
     def _loads_resident(self, layer: int) -> bool:
-        """Whether the known rows come from slots that still hold them."""
+        """Load the known rows from slots that still hold them; return whether there are any."""
         resident = self.sequence.resident
         return resident is not None and resident.load(layer, self.rows[:, : self.first])
 
@@ -143,7 +143,7 @@ class PromptRows(Prompt):
             self._is_proving, self._verified = True, self._keeper.verify(self.sequence)
 
     def positions(self, begin: int, end: int) -> range:
-        """Of its tokens among those at [begin, end) of all that are computed together."""
+        """Return the positions of its tokens among those at [begin, end) of all that are computed together."""
         ahead = self.begin - self.first
         return range(max(begin, self.begin) - ahead, max(begin, self.begin, min(end, self.end)) - ahead)
 

@@ -1,1 +1,1 @@
-"""Decode steps: run or captured, and how their tokens are drawn and told."""
+"""Decode steps: run or captured, and how their tokens are drawn and emitted."""

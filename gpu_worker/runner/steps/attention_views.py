@@ -25,7 +25,7 @@ MAX_CELLS = 1 << 15
 # Between two looks, at least; and so many times what the last one took of the host: it gets 2 % of the time.
 INTERVAL_SECONDS = 0.125
 REST = 49
-# Looks whose counts are on their way from the device.
+# Looks with counts on their way from the device.
 MAX_PENDING = 4
 
 
@@ -46,8 +46,8 @@ class _Look:
 
 
 class AttentionViews:
-    """Looks at one request at a time, the one that was looked at longest ago. Where nobody asked a step costs a test of
-    each sequence; where the device has no memory left for a look there is none."""
+    """Inspects one request at a time, the one that was inspected longest ago. Without such requests a step costs a test
+    of each sequence; without free device memory a look is skipped."""
 
     def __init__(
         self, caches: CacheSet, num_kv_heads: int, clock: Callable[[], float] = time.perf_counter

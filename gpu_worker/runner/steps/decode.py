@@ -31,9 +31,13 @@ from gpu_worker.store.trainings import TrainedLayer
 class StepResult:
     """Logits, float32 [B, vocab], of the sequences that finished the step, and the errors of those that did not.
 
-    The logits are valid until the next step. Others took no part, nothing of them changed, and they can in a later
-    step: `short`, for whom the arena had no room; `crowded`, for whom there were no slots; `silent`, who need a store
-    that is silent; `indexing`, with the indexes of tokens that leave their windows, all of which must be loaded first.
+    The logits are valid until the next step. Other sequences took no part and are unchanged; they can join a later
+    step.
+
+    short: the arena had no memory for them.
+    crowded: there were no slots for them.
+    silent: they need a store that is silent.
+    indexing: with the indexes of tokens that leave their windows, all of which must be loaded first.
     """
 
     sequences: list[Sequence]
@@ -143,9 +147,9 @@ class DecodeStep:
             raise no_room("the step", error) from error
 
     def advance(self, sequence: Sequence) -> deque[TrainedLayer] | None:
-        """Make room for the next token. Returns the indexes of tokens that leave the window, where the store trains
-        them: advance again once they are loaded. Raises ArenaFull and StoreSilent, after which this may be tried again,
-        and CapacityError and StoreUnavailable, which end this sequence alone."""
+        """Reserve slots and arena memory for the next token. Returns the indexes of tokens that leave the window, where
+        the store trains them: advance again once they are loaded. Raises ArenaFull and StoreSilent, after which this
+        may be tried again, and CapacityError and StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
             try:
                 self._offloader.reserve(sequence, sequence.num_tokens + 1)
@@ -158,7 +162,7 @@ class DecodeStep:
             raise no_room(f"what policy {sequence.policy.name!r} does before a step", error) from error
 
     def _goes_on_without_store(self, sequence: Sequence) -> bool:
-        """Whether the sequence needs no store from now on: it leaves one that is silent."""
+        """Let the sequence leave a silent store that it no longer needs; return whether it does."""
         if not self._offloader.silent_seconds or self._caches.needs_store_to_decode(sequence):
             return False
         self._offloader.go_on_without(sequence)
@@ -185,7 +189,7 @@ class DecodeStep:
         return not (is_measured or self._host_stores(batch))
 
     def _host_stores(self, batch: Batch) -> bool:
-        """Whether new rows go to the store through the host."""
+        """Return whether new rows go to the store through the host."""
         return self._offloader.arena is None and any(sequence.offloads for sequence in batch.sequences)
 
     def forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -222,8 +226,8 @@ class DecodeStep:
     def _early_query(
         self, layer: int, before: Tensor | None, positions: Tensor, query: Tensor
     ) -> Callable[[], Tensor]:
-        """Projects what the layer's query would be if the layer before it, whose input is `before`, changed nothing:
-        once, if it is asked for."""
+        """Project the layer's query as if the layer before it, with the input `before`, changed nothing: once, if it is
+        asked for."""
         if before is None:
             return lambda: query
         return cache(lambda: self._decoder.project_qkv(layer, before, positions)[0])

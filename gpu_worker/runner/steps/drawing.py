@@ -85,7 +85,7 @@ class FirstTokens:
         return []
 
     def draw(self, sequences: list[Sequence], logits: Tensor) -> None:
-        """Begin those of sequences whose prompts are computed, of logits [P, vocab]; see `Sampling.draw`."""
+        """Draw the first tokens of sequences with computed prompts, from logits [P, vocab]; see `Sampling.draw`."""
         if (drawn := self._sampling.draw(sequences, logits)) is not None:
             places = range(len(drawn.sequences))
             self._choices.update(
@@ -93,7 +93,7 @@ class FirstTokens:
             )
 
     def is_there(self, sequence: Sequence, wait: bool) -> bool:
-        """Whether its token is on the host; wait: until it is."""
+        """Return whether the sequence's token is on the host. wait: until it is."""
         if (found := self._choices.get(sequence)) is None:
             return True
         if wait:

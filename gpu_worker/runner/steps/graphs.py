@@ -147,10 +147,11 @@ class StepGraphs:
         forward: Callable[[Tensor], Tensor],
         complete: Callable[[Tensor], None] = lambda table: None,
     ) -> Tensor:
-        """Logits [rows, vocab], valid until the next run. forward: the step from its table on the device. complete:
-        fills in what of the table only the device knows.
+        """Return logits [rows, vocab], valid until the next run.
 
-        state: objects whose memory addresses captured steps hold; with other objects all captured steps are void.
+        forward: the step from its table on the device.
+        complete: fills in what of the table only the device knows.
+        state: objects with memory addresses that captured steps hold; with other objects all captured steps are void.
         """
         self._use(state)
         captured = self.captured.get(batch.shape)

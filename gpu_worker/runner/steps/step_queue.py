@@ -31,7 +31,7 @@ class Decoding:
 
     @property
     def has_run(self) -> bool:
-        """Whether any sequence took part."""
+        """Return whether any sequence took part."""
         return self.result is None or bool(self.result.sequences or self.result.failed)
 
 
@@ -50,12 +50,12 @@ class StepQueue:
         return next(step for step in self._steps if step.number == number)
 
     def begin(self, sequences: list[Sequence]) -> Decoding:
-        """Queue a step of sequences whose tokens are known."""
+        """Queue a step of sequences with known tokens."""
         return self._queue(sequences, None)
 
     def begin_after(self, number: int, sequences: list[Sequence], has_arena: bool) -> Decoding | None:
-        """Queue the step after this one, whose tokens are on the device; None where the host takes part in what
-        follows. has_arena: whether the device writes to the store's arena itself."""
+        """Queue the step after this one from its tokens on the device; None where the host takes part in what follows.
+        has_arena: whether the device writes to the store's arena itself."""
         drawn = self.numbered(number).drawn
         if drawn is None or not all(_needs_no_host(one, has_arena) for one in sequences):
             return None
@@ -92,7 +92,7 @@ class StepQueue:
         try:
             result = self._decode.run(sequences, drawn)
         except StoreUnavailable as error:
-            # A sequence that recalls, or whose new token has a slot already, cannot repeat the step.
+            # A sequence that recalls, or has a slot for its new token already, cannot repeat the step.
             failed = [(one, error) for one in sequences if one.offloads or one.is_compressed]
         except torch.OutOfMemoryError as error:
             failed = [(one, no_room("the step", error)) for one in sequences]

@@ -1,1 +1,1 @@
-"""What first requests would wait for, done at the start."""
+"""Warm-up: work at the start for which first requests would wait otherwise."""

@@ -36,9 +36,14 @@ CALLER, SESSION = b"warm-up", "warm-up"
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests of one policy and prompt length, which decode together. sizes: of the batch, one after the other, as
-    more join. num_steps: of each size. max_tokens: of each answer. gives_up: once they decode, slots are taken from
-    them, as where others need room; then they decode as many steps again."""
+    """Requests of one policy and prompt length, which decode together.
+
+    sizes: of the batch, one after the other, as more join.
+    num_steps: of each size.
+    max_tokens: of each answer.
+    gives_up: once they decode, slots are taken from them, as where others need memory; then they decode as many steps
+    again.
+    """
 
     policy: str
     num_prompt: int
@@ -107,7 +112,7 @@ class SecondTurn:
 def warm_request(
     worker: Assembled, request_id: str, policy: str, prompt: tuple[int, ...], max_tokens: int
 ) -> GenerationRequest:
-    """A request that shares its prompt with nobody. What sampling needs is part of it."""
+    """A request that shares its prompt with no other. What sampling needs is part of it."""
     return GenerationRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -133,7 +138,7 @@ class _Anything:
 
 
 class _Answer:
-    """What came of one request."""
+    """The answer to one request."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -166,7 +171,7 @@ def _decode(worker: Assembled, answers: list[_Answer], num_steps: int, is_over: 
 
 
 def _step(worker: Assembled) -> bool:
-    """False where a request waits for room, which the others of its batch have."""
+    """Run one step of the engine. Return False where a request waits for memory that the others of its batch have."""
     num_waiting = 0 if worker.runner.prefills else worker.engine.scheduler.num_waiting
     if not worker.engine.step():
         time.sleep(PAUSE_SECONDS)

@@ -74,7 +74,7 @@ class ShorterSteps:
 
 
 def step_stages(worker: Assembled) -> list[Steps | ShorterSteps]:
-    """Of the server's policy where it recalls, of what `auto` stands for, and of `full`."""
+    """Return the steps of the server's policy if it recalls, of the policy that `auto` stands for, and of `full`."""
     default = worker.engine.info.default_policy
     selecting = dict.fromkeys((LONG if default == AUTO else default, LONG))
     found = {policy: kinds for policy in selecting if (kinds := _kinds(worker, policy))}
@@ -84,7 +84,7 @@ def step_stages(worker: Assembled) -> list[Steps | ShorterSteps]:
 
 
 def policy_steps(worker: Assembled, policy: str) -> list[Steps | ShorterSteps]:
-    """Of another policy, alone and beside `full`. Nothing is captured."""
+    """Return the steps of another policy, alone and together with `full`. Nothing is captured."""
     sizes, kinds = _sizes(worker), _kinds(worker, policy)
     most, found = worker.runner.caches.num_selecting, list[Steps | ShorterSteps]()
     for kind in kinds:

@@ -86,9 +86,11 @@ class OtherPolicy:
 
 
 def stages(worker: Assembled, prefill_chunk: int, others: Sequence[str] = ()) -> list[Stage]:
-    """What a warm-up does. On a GPU: requests of the policy that is the default and of `full`, and their second turns;
-    plans of attention for prompts of any length, steps of batches of any size; of `others` too. On a CPU, which
-    compiles nothing: one short request."""
+    """Return the stages of a warm-up.
+
+    On a GPU: requests of the default policy and of `full`, and their second turns; plans of attention for prompts of
+    any length; steps of batches of any size, of `others` too. On a CPU, which compiles nothing: one short request.
+    """
     info = worker.engine.info
     caches = worker.runner.caches
     found = requests(info, prefill_chunk, caches.buckets, caches.num_selecting)
@@ -109,7 +111,7 @@ def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets, num_selecti
     policy, longest = info.default_policy, info.max_model_len
     found = [Requests(policy, WORDS)]
     if info.device != "cpu":
-        # As it is, then captured; the largest first, whose memory serves the others.
+        # As it is, then captured; the largest first, so that its memory serves the others.
         for size in reversed(buckets_within(min(prefill_chunk, longest))):
             found += [Requests(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
         selecting = replace(info, max_num_seqs=num_selecting)
@@ -131,7 +133,7 @@ def policy_requests(policy: str, info: EngineInfo, prefill_chunk: int, buckets: 
     sizes = _batch_sizes(info.max_num_seqs, buckets)
     found = [
         Requests(policy, chat, min(MAX_TOKENS, longest - chat), sizes),
-        # With room for an answer of any length: where memory is scarce it has fewer slots than tokens.
+        # With space for an answer of any length: where memory is scarce it has fewer slots than tokens.
         *(Requests(policy, length, longest - length, gives_up=True) for length in selecting[:1]),
         *(Requests(policy, length) for length in lengths),
     ]
@@ -147,7 +149,7 @@ def _that_fit(found: Sequence[Requests], longest: int) -> list[Requests]:
 
 
 def _batch_sizes(max_num_seqs: int, buckets: Buckets) -> tuple[int, ...]:
-    """Those that batches are padded to, the smallest."""
+    """Return the smallest of the sizes that batches are padded to."""
     sizes = {min(buckets.lanes(size), max_num_seqs) for size in range(1, max_num_seqs + 1)}
     return tuple(sorted(sizes)[:NUM_SIZES])
 
@@ -162,7 +164,7 @@ def _prompt_lengths(most: int, prefill_chunk: int) -> list[int]:
 
 
 def _others(default: str, policies: Sequence[str]) -> list[str]:
-    """Those that the stages of the server's policy and of `full` leave out."""
+    """Return the policies that the stages of the server's policy and of `full` leave out."""
     meant = [LONG if policy == AUTO else policy for policy in policies]
     done = DENSE, LONG if default == AUTO else default
     return [policy for policy in dict.fromkeys(meant) if policy not in done]

@@ -232,7 +232,7 @@ def test_requests_that_do_not_select_leave_the_first_seats_to_those_that_may() -
     for one in plain:
         scheduler.add(one)
         scheduler.seat(one, selects=False)
-    assert [one.seat for one in plain] == [3, 2, 1]
+    assert [one.seat for one in plain] == [2, 3, 1]
     assert scheduler.has_seat(selects=True)
     selecting = prompt("selecting", 1)
     scheduler.add(selecting)

@@ -1,4 +1,4 @@
-"""What start-up refuses before it looks for a store."""
+"""Faults that start-up refuses before it looks for a store."""
 
 from __future__ import annotations
 

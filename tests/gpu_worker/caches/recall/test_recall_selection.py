@@ -1,4 +1,4 @@
-"""What stands in for unselected tokens is waited for when it is attended, and wherever its memory is given back."""
+"""The row for unselected tokens is complete before it is attended, and before its memory is given back."""
 
 from __future__ import annotations
 

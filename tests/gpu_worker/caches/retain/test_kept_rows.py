@@ -1,4 +1,4 @@
-"""What is kept of several layers lies in the slots of their heads, and nowhere else."""
+"""Kept rows of several layers lie in the slots of their heads, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the retain cache knows of its slots, and that padding leaves it alone."""
+"""The retain cache's record of its slots, which padding leaves alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def retained(*counts: int, notes: float | None = None) -> Retained:
 
 
 def rows(*pairs: tuple[int, int]) -> LaneInputs:
-    """Of (seat, position); a position of -1 is padding."""
+    """Return the inputs of lanes given as (seat, position); a position of -1 is padding."""
     seats, positions = torch.tensor(pairs).T
     unused = torch.zeros_like(seats)
     return LaneInputs(unused, positions, seats, *[unused] * 7)

@@ -170,7 +170,7 @@ def whole() -> list[GenerationRequest]:
 
 
 def made_by(rig: Rig) -> list[list[type]]:
-    """What computes the prompts that begin together from now on."""
+    """Record the classes that compute the prompts that begin together from now on."""
     made: list[list[type]] = []
     prefills = rig.runner.prefills
     begin = prefills.begin

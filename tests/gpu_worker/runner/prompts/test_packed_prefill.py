@@ -22,7 +22,7 @@ SEEN_BY_ALL = random_prompt(128, seed=40)
 
 
 def short_ones() -> list[GenerationRequest]:
-    """Of unequal length, policy and protocol; together they fit a chunk."""
+    """Return prompts of unequal length, policy and protocol that fit a chunk together."""
     return [
         request("a", "full", prompt=random_prompt(33, 1)),
         request("b", "pqcache", 0.25, prompt=random_prompt(80, 2)),

@@ -1,4 +1,4 @@
-"""What is planned for a prompt's training is enough for what is allocated, and not much more."""
+"""The memory planned for a prompt's training is enough for what is allocated, and not much more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request is told of the tokens that its steps attended."""
+"""Reports to a request about the tokens that its steps attended."""
 
 from __future__ import annotations
 

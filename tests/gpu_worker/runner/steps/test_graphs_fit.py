@@ -20,7 +20,7 @@ def shape_of(num_lanes: int, num_positions: int = 1024, policy: str = "") -> Bat
 
 def batch_of(shape: BatchShape, unused: int | None = 31) -> Batch:
     table = np.zeros((NUM_FIELDS, shape.groups[0].num_lanes), np.int64)
-    return Batch(shape, [[]], table, unused)
+    return Batch(shape, [[]], table, (unused,))
 
 
 def graphs_of(*prepared: BatchShape) -> tuple[StepGraphs, list[float]]:

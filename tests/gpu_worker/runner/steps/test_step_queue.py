@@ -24,7 +24,7 @@ def sampled(name: str, policy: str = "full", **params: object) -> GenerationRequ
 
 
 def steps_before_tokens(rig: Rig, name: str) -> list[int]:
-    """Of every step of a request, how many tokens of it were told when the step was queued."""
+    """Record, for each step of a request, how many of its tokens were emitted when the step was queued."""
     found: list[int] = []
 
     def note(result: StepResult) -> None:

@@ -1,4 +1,4 @@
-"""What an engine does before its first request, and that nothing is left of it."""
+"""The engine's work before its first request, which leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_every_kind_of_step_is_prepared_and_nothing_is_left(monkeypatch: pytest.
 
 
 def test_first_second_turns_need_nothing_new_and_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a policy that only copies its prompts to the store, one that recalls, and one that retains."""
+    """Warm a policy that only copies its prompts to the store, one that recalls, and one that retains."""
     monkeypatch.setattr(warmup, "CHAT", 30)
     policies, first, later = ("full", "bitkeys", "snapkv"), random_prompt(200), random_prompt(50, 1)
     with LocalStore(64 * SLAB_BYTES, slab_bytes=SLAB_BYTES) as store:
