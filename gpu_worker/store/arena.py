@@ -57,7 +57,7 @@ class ArenaView:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a slab that comes into use is registered already, or is refused."""
+        """Return whether each slab that comes into use is already registered, or was refused."""
         return self._registration is None or self._registration.is_settled
 
     def adopt(self, seat: int, table: npt.NDArray[np.int32], layer_begin: int = 0) -> None:

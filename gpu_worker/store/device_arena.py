@@ -51,7 +51,7 @@ class DeviceArena:
 
     @property
     def copies_aside(self) -> bool:
-        """Whether `write` copies, and returns before it is done."""
+        """Return whether `write` copies on a side stream, and returns before the copies are done."""
         return self._writer is not None
 
     def map(self) -> None:

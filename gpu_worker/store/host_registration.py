@@ -62,7 +62,7 @@ class HostRegistration:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is being registered ahead any more."""
+        """Return whether registering ahead has ended."""
         return self._ahead is None or not self._ahead.is_alive()
 
     def _register_all(self) -> None:

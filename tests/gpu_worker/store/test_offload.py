@@ -1,4 +1,4 @@
-"""What the offloader asks of the store, and what the device finds in its tables meanwhile."""
+"""Calls of the offloader to the store, and the tables of slabs that the device reads meanwhile."""
 
 from __future__ import annotations
 

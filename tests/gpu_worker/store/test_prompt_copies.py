@@ -133,7 +133,7 @@ def test_a_known_prefix_is_read_where_the_arena_has_no_room_for_more() -> None:
 
 
 def check_giving_way(rig: Rig, needs: GenerationRequest) -> None:
-    """Who needs the store's room takes that of a prompt which is only copied there."""
+    """Check that a request which needs the arena takes the space of a prompt that is only copied there."""
     rig.run(request("known", prompt=DOCUMENT[:65], max_tokens=1))
     copied = request("copied", prompt=DOCUMENT, max_tokens=20)
     rig.submit(copied)

@@ -1,4 +1,4 @@
-"""What an engine knows of a store that goes and comes back while nobody asks it for anything."""
+"""An idle engine's view of a store that stops and comes back."""
 
 from __future__ import annotations
 
