@@ -40,6 +40,9 @@ class Kept(NamedTuple):
     session: SessionName = NO_SESSION
 
 
+KEPT_NOTHING = Kept()
+
+
 class Sessions:
     """The callers' sessions: each request names its own, and each caller sees its own.
 
@@ -76,7 +79,7 @@ class Sessions:
         session = self.name_of(request)
         with self._keeping:
             is_dropped = request.asked_at <= self._dropped.get(session.name, float("-inf"))
-            yield Kept() if is_dropped else Kept(hashes, session)
+            yield KEPT_NOTHING if is_dropped else Kept(hashes, session)
 
     def list(self, salt: bytes, session_id: str = "") -> tuple[SessionCard, ...]:
         """Return a caller's sessions, or the one of this id; the least recently used one is first."""

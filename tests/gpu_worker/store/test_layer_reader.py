@@ -8,7 +8,7 @@ import torch
 from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows, view_of
 
 from gpu_worker.device import Mark
-from gpu_worker.store.layer_reader import LayerReader
+from gpu_worker.store.layer_copies import LayerReader
 from kv_store.client import Layout, RowFormat
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows, view_of
 
-from gpu_worker.store.layer_writer import LayerWriter, contiguous_runs
+from gpu_worker.store.layer_copies import LayerWriter, contiguous_runs
 from kv_store.client import Layout, RowFormat, RowsWanted
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]

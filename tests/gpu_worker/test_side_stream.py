@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.store.side_stream import SideStream
+from gpu_worker.device import SideStream
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 SLOW = 20_000_000
