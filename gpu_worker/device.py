@@ -51,7 +51,7 @@ class Mark:
 
 
 class SideStream:
-    """A stream beside the current one; on a CPU there is none, and all happens at once."""
+    """A second stream of the device; on a CPU there is none, and work is done at once."""
 
     def __init__(self, device: torch.device, is_first: bool = False) -> None:
         """is_first: its programs are placed before those of other streams that wait for a processor too."""
@@ -62,8 +62,8 @@ class SideStream:
 
     @contextlib.contextmanager
     def queue(self) -> Iterator[None]:
-        """Work queued within runs after what the current stream has by now, and beside what it gets later. Until that
-        waits, tensors of the current stream that are read or written here must stay."""
+        """Queue the block's work after the current stream's work so far, to run while the current stream gets more.
+        Until that waits, tensors of the current stream that are read or written here must stay."""
         if self._stream is None:
             yield
             return

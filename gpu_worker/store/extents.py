@@ -191,7 +191,7 @@ class Extents:
 
     def release(self, sequence: Sequence, num_tokens: int = 0, kept: Kept = KEPT_NOTHING) -> None:
         """Free the sequence's slabs, or its copy's; in a silent store once it answers. Never waits for the store.
-        Nothing on the device may write to the slabs any more: they become others'.
+        Nothing on the device may write to the slabs any more: other sequences get them.
 
         num_tokens: tokens that are sealed before, in all layers; 0: none. kept: the parts that the store keeps of them.
         """

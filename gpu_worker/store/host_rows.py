@@ -127,15 +127,15 @@ def host_bytes(rows: Tensor) -> npt.NDArray[np.uint8]:
 def in_calls(items: list[RowsWanted], max_rows: int) -> Iterator[list[RowsWanted]]:
     """Yield the items in order, cut into calls of at most `max_rows` rows."""
     call: list[RowsWanted] = []
-    room = max_rows
+    num_left = max_rows
     for item in items:
         positions = item.positions
-        while len(positions) > room:
-            call.append(RowsWanted(item.sequence_id, item.kv_head, positions[:room]))
+        while len(positions) > num_left:
+            call.append(RowsWanted(item.sequence_id, item.kv_head, positions[:num_left]))
             yield call
-            positions, call, room = positions[room:], [], max_rows
+            positions, call, num_left = positions[num_left:], [], max_rows
         if len(positions):
             call.append(RowsWanted(item.sequence_id, item.kv_head, positions))
-            room -= len(positions)
+            num_left -= len(positions)
     if call:
         yield call

@@ -11,7 +11,7 @@ from gpu_worker.device import Mark, SideStream
 from gpu_worker.row_format import row_word
 from gpu_worker.store.arena import ArenaView
 
-# Rows in slab order that wait for their copy: enough for one copy to be long, little beside a layer.
+# Bytes of staged rows in slab order: enough for one copy to be long, few next to those of a layer.
 STAGE_BYTES = 64 << 20
 
 
@@ -127,8 +127,8 @@ class LayerReader:
     def read(self, slabs: npt.NDArray[np.int32], rows: Tensor, free: Mark | None = None) -> Mark:
         """Start to fill rows [H_kv, n, 2d] with n tokens, which fill these slabs; they must be in `slab_tables`.
 
-        free: from when on rows may be written, beside what is queued by now. At the mark all of them are there; until
-        then nothing else may read or write them.
+        free: mark from which on rows may be written, while the work that is queued by now runs. At the returned mark
+        all of them are there; until then nothing else may read or write them.
         """
         layout = self._arena.layout
         per_granule = self._arena.granule_bytes // layout.slab_bytes

@@ -1,4 +1,4 @@
-"""Work beside the current stream is behind what was queued before it, and before what waits for it; captured too."""
+"""A side stream runs after the work queued before it, and before what waits for it; in captured graphs too."""
 
 from __future__ import annotations
 
