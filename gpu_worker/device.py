@@ -1,8 +1,10 @@
-"""How far the device has come, and copies to it and to the host that nobody waits for."""
+"""Marks in a device's work, a second stream, and copies that the host does not wait for."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,39 @@ class Mark:
         if self._event is not None and earlier._event is not None:
             return earlier._event.elapsed_time(self._event) / 1e3
         return self._time - earlier._time
+
+
+class SideStream:
+    """A second stream of the device; on a CPU there is none, and work is done at once."""
+
+    def __init__(self, device: torch.device, is_first: bool = False) -> None:
+        """is_first: its programs are placed before those of other streams that wait for a processor too."""
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=-1 if is_first else 0)
+
+    @contextlib.contextmanager
+    def queue(self) -> Iterator[None]:
+        """Queue the block's work after the current stream's work so far, to run while the current stream gets more.
+        Until that waits, tensors of the current stream that are read or written here must stay."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream wait from here on until all of it is done; the host does not wait. A capture that the
+        queue took part in ends after this."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def wait(self) -> None:
+        """Let the host wait until all of it is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ def running_engine(
         client = StoreClient.connect(target, layout, worker_id="benchmark")
         worker = assemble(model, client, options, make_prefill)
         # Registering memory with CUDA holds up the launches of whoever is measured.
-        while not worker.runner.offloader.is_settled:
+        while not worker.runner.offloader.arena.is_settled:
             time.sleep(SETTLE_SECONDS)
         try:
             yield worker

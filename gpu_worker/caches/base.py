@@ -15,7 +15,7 @@ from gpu_worker.row_format import keys_and_values
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables
-from gpu_worker.store.trainings import TrainedLayer
+from gpu_worker.store.link import TrainedLayer
 
 
 class GroupStep(StepAttention):

@@ -24,7 +24,7 @@ from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool, num_blocks
-from gpu_worker.store.trainings import TrainedLayer
+from gpu_worker.store.link import TrainedLayer
 
 
 @dataclass(frozen=True, slots=True)

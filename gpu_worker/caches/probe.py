@@ -105,7 +105,7 @@ class Probe:
         num_layers, num_kv_heads, width = newest.shape
         rows = newest.new_empty(num_layers, num_kv_heads, sequence.capacity, width)
         for place, layer in enumerate(self._kept):
-            past = self._offloader.reads.inspect(sequence, layer, num_kv_heads)
+            past = self._offloader.host.inspect(sequence, layer, num_kv_heads)
             rows[place, :, : sequence.num_tokens] = past[..., :width]
         return _Rows(rows, sequence.num_tokens)
 

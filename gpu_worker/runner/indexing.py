@@ -12,8 +12,8 @@ from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, run_each
 from gpu_worker.runner.prompts.base import Prompt
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.kv_meter import Stall
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.trainings import TrainedLayer
 
 # How long an otherwise idle step waits for an index before it looks for other work again.
 POLL_SECONDS = 0.005
@@ -80,7 +80,7 @@ class Indexing:
         """Have those of a sequence's indexes trained again that failed."""
         for place, layer in enumerate(trained):
             if layer.has_failed:
-                trained[place] = self._offloader.trainings.build(sequence, layer.layer, layer.job)
+                trained[place] = self._offloader.link.build_index(sequence, layer.layer, layer.job)
 
     def take(self, wait: bool) -> Taken:
         """Load what is ready; `ask_again_for` those that are short of memory. A sequence that needs a silent store

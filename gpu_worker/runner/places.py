@@ -10,33 +10,28 @@ from gpu_worker.records.plans import Admit, Admitted, Entered
 from gpu_worker.runner.intake import Intake
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.prefixes import PrefixChain
 
 
 class Places:
     """sequences: the requests that wait or run, by id."""
 
-    def __init__(
-        self, intake: Intake, caches: CacheSet, offloader: Offloader, prefixes: PrefixChain | None
-    ) -> None:
-        """prefixes: names the prefixes that requests may share; None: nothing is shared."""
+    def __init__(self, intake: Intake, caches: CacheSet, offloader: Offloader) -> None:
         self._intake = intake
         self._caches = caches
         self._offloader = offloader
-        self._prefixes = prefixes
+        self._prefixes = offloader.prefixes
         self.sequences: dict[str, Sequence] = {}
 
     def enter(self, request: GenerationRequest) -> Entered:
         """Take in a request, which waits. Raises RequestError."""
         sequence = self._intake.sequence(request)
         self.sequences[request.request_id] = sequence
-        names, num_reusable = self._names(sequence)
-        known = self._offloader.known.count(names[:num_reusable])
+        names, num_reusable = self._prefixes.names(sequence)
         return Entered(
             sequence.num_prefill,
             sequence.capacity,
             sequence.is_open_ended,
-            known * self._prefixes.tokens_per_slab if self._prefixes is not None else 0,
+            self._prefixes.count_known_tokens(names[:num_reusable]),
             names[0] if names else None,
             num_reusable > 0,
             sequence.prompt_attention() is None,
@@ -77,33 +72,24 @@ class Places:
                     "store has; send a shorter prompt, or start with a larger --arena-bytes"
                 )
             sequence.offloads = False
-        names, num_reusable = self._names(sequence)
+        names, num_reusable = self._prefixes.names(sequence)
         if sequence.offloads:
-            self._offloader.check_answers()
+            self._offloader.link.check_answers()
             if not may_open:
                 return False
             room = max(sequence.num_prefill, sequence.known_tokens if sequence.has_given_way else 0) + 1
-            sequence.num_cached = self._offloader.open(sequence, room, names, num_reusable)
+            sequence.num_cached = self._offloader.extents.open(sequence, room, names, num_reusable)
         else:
-            sequence.num_cached = self._offloader.copies.open(sequence, names, num_reusable)
-        if self._prefixes is not None:
-            num_known = sequence.num_cached // self._prefixes.tokens_per_slab
-            self._caches.find_resident(sequence, names, num_known)
+            sequence.num_cached = self._offloader.extents.open_copy(sequence, names, num_reusable)
+        num_known = sequence.num_cached // self._offloader.client.tokens_per_slab
+        self._caches.find_resident(sequence, names, num_known)
         return True
 
     def _missing_alone(self, sequence: Sequence) -> int:
         """Bytes that it would miss in an empty arena, for its prompt and the next token."""
         jobs = [one.cache.prompt_job(sequence, one.index) for one in self._caches.of(sequence)]
-        return self._offloader.missing_alone(
-            sequence.known_tokens + 1, [job for job in jobs if job is not None]
-        )
-
-    def _names(self, sequence: Sequence) -> tuple[tuple[bytes, ...], int]:
-        """The names of the slabs that its prompt fills, and how many of them it may share with others."""
-        if self._prefixes is None or not sequence.shares_prompt:
-            return (), 0
-        num_reusable = self._prefixes.num_reusable(sequence) if sequence.trusts_prefixes else 0
-        return self._prefixes.hashes(sequence), num_reusable
+        indexes = [(job.params, job.end - job.begin) for job in jobs if job is not None]
+        return self._offloader.client.missing_alone(sequence.known_tokens + 1, indexes)
 
     @property
     def offloading(self) -> list[Sequence]:
@@ -112,4 +98,4 @@ class Places:
 
     def lost(self) -> tuple[str, ...]:
         """Return the sequences that lost their rows with an earlier store."""
-        return tuple(one.sequence_id for one in self.offloading if not self._offloader.holds(one))
+        return tuple(one.sequence_id for one in self.offloading if one not in self._offloader.extents)

@@ -47,9 +47,8 @@ from gpu_worker.sampling import Sampler
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.kv_meter import Fallback
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.prefixes import PrefixChain
-from gpu_worker.store.trainings import TrainedLayer
 
 in_step = torch.inference_mode()
 
@@ -68,19 +67,17 @@ class LocalRunner:
         offloader: Offloader,
         decode: DecodeStep,
         prefills: Prefills,
-        prefixes: PrefixChain | None,
         device: torch.device,
         num_layer_heads: int,
     ) -> None:
-        """prefixes: names the prefixes that requests may share; None: nothing is shared. num_layer_heads: KV heads of
-        all layers."""
+        """num_layer_heads: KV heads of all layers."""
         self.pool = pool
         self.caches = caches
         self.offloader = offloader
         self.decode = decode
         self.prefills = prefills
         self.indexing = Indexing(caches.recall, offloader)
-        self._places = Places(intake, caches, offloader, prefixes)
+        self._places = Places(intake, caches, offloader)
         self.sequences = self._places.sequences
         self._sampling = Sampling(Sampler())
         self._first_tokens = FirstTokens(self._sampling)
@@ -98,11 +95,11 @@ class LocalRunner:
 
     @property
     def silent_seconds(self) -> float:
-        return self.offloader.silent_seconds
+        return self.offloader.client.silent_seconds
 
     @property
     def is_store_reachable(self) -> bool:
-        return self.offloader.is_reachable
+        return self.offloader.link.is_reachable
 
     def enter(self, request: GenerationRequest) -> Entered:
         return self._places.enter(request)
@@ -217,7 +214,7 @@ class LocalRunner:
 
     @property
     def _has_arena(self) -> bool:
-        return self.offloader.arena is not None
+        return self.offloader.arena.view is not None
 
     def is_reached(self, step: int) -> bool:
         return self._steps.numbered(step).ended.is_reached
@@ -286,7 +283,7 @@ class LocalRunner:
         trained = [*self.indexing.remove(sequence), *self.prefills.cancel(sequence)]
         self._first_tokens.forget(sequence)
         self.caches.release(sequence)
-        self.offloader.release(sequence)
+        self.offloader.extents.release(sequence)
         # What was not begun never will be: by then another life of the sequence may have its name.
         self._ending += [each for each in trained if not each.future.cancel()]
         return () if prefill is None else (_pass_of(prefill),)
@@ -295,7 +292,7 @@ class LocalRunner:
     def finds_room(self, plan: Leaving) -> bool:
         leaving = [self.sequences[name] for name in plan.leaving]
         has_slots = self.caches.fits_without(self.sequences[plan.request_id], leaving)
-        return has_slots and sum(map(self.offloader.own_bytes, leaving)) >= plan.missing_bytes
+        return has_slots and sum(map(self.offloader.extents.own_bytes, leaving)) >= plan.missing_bytes
 
     @in_step
     def without_slots(self, request_ids: tuple[str, ...]) -> list[str]:
@@ -306,7 +303,7 @@ class LocalRunner:
         self.caches.spread()
 
     def holders(self) -> list[str]:
-        return [one.sequence_id for one in self._places.offloading if self.offloader.holds(one)]
+        return [one.sequence_id for one in self._places.offloading if one in self.offloader.extents]
 
     def is_freeing(self) -> bool:
         self._ending = [trained for trained in self._ending if not trained.future.done()]
@@ -316,23 +313,23 @@ class LocalRunner:
         sequence = self.sequences[request_id]
         if self.caches.needs_store_to_decode(sequence):
             return False
-        self.offloader.go_on_without(sequence)
+        self.offloader.extents.stop_offloading(sequence)
         return True
 
     def drop_copies(self) -> bool:
         try:
-            return self.offloader.copies.give_way()
+            return self.offloader.extents.drop_copies()
         except StoreUnavailable:
             return False
 
     def readers(self, missing_bytes: int) -> list[str]:
-        known = {one: self.offloader.copies.known_bytes(one) for one in self.prefills}
+        known = {one: self.offloader.extents.known_bytes(one) for one in self.prefills}
         if sum(known.values()) < missing_bytes:
             return []
         return [one.sequence_id for one, num_bytes in known.items() if num_bytes]
 
     def renew_store(self) -> tuple[str, ...]:
-        return self._places.lost() if self.offloader.renew() else ()
+        return self._places.lost() if self.offloader.extents.renew() else ()
 
     def _take_counts(self, wait: bool = True) -> None:
         self.caches.recall.fetch_counts.take(self._places.offloading, wait)

@@ -33,7 +33,7 @@ from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, block_bytes
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.prefixes import PrefixChain, model_root
+from gpu_worker.store.prefixes import Prefixes, model_root
 from kv_store.client import Layout, RowFormat, StoreClient
 
 # Makes a cache of layers of this shape. Its slots lie in the pool where the tables say.
@@ -127,15 +127,16 @@ def assemble(
         name: BlockTables(pool, one.max_num_seqs, one.num_layers, one.num_kv_heads, max_slots)
         for name, one in shapes.items()
     }
+    reuses_prefixes = options.reuses_prefixes and layers.keeps_all
     offloader = Offloader(
         client,
-        layers.num_kept,
         device,
         num_seats=options.max_num_seqs,
         max_model_len=options.max_model_len,
         # On a CPU training hides under nothing, and results must not depend on time.
         hides_training=device.type == "cuda",
         model=root,
+        prefixes=Prefixes(root if reuses_prefixes else None, client.tokens_per_slab),
     )
     default = LONG if options.default_policy == AUTO else options.default_policy
     kept, of_policies = layers.kept_of(POLICY), (shapes[POLICY].selecting(), pool, tables[POLICY])
@@ -166,7 +167,6 @@ def assemble(
         has_indexes=not client.selects_in_store,
         max_model_len=options.max_model_len,
     )
-    reuses_prefixes = options.reuses_prefixes and layers.keeps_all
     runner = LocalRunner(
         intake,
         pool,
@@ -181,7 +181,6 @@ def assemble(
             options.prefill_chunk,
             options.max_model_len,
         ),
-        PrefixChain(root, client.tokens_per_slab) if reuses_prefixes else None,
         device,
         config.num_layers * config.num_kv_heads,
     )

@@ -57,7 +57,7 @@ class ArenaView:
 
     @property
     def is_settled(self) -> bool:
-        """Whether a slab that comes into use is registered already, or is refused."""
+        """Return whether each slab that comes into use is already registered, or was refused."""
         return self._registration is None or self._registration.is_settled
 
     def adopt(self, seat: int, table: npt.NDArray[np.int32], layer_begin: int = 0) -> None:
@@ -73,11 +73,11 @@ class ArenaView:
         target.copy_(slabs, non_blocking=True)
 
     def forget(self, seat: int) -> None:
-        """Take a seat's slabs from it."""
+        """Remove a seat's slabs."""
         self.slab_tables[seat] = -1
 
     def offsets(self, seats: Tensor, positions: Tensor) -> Tensor:
-        """Where the rows of one position of each seat begin, in every layer: int64 [B, L, H_kv]; -1 for none.
+        """Return where the rows of one position of each seat begin, in every layer: int64 [B, L, H_kv]; -1 for none.
 
         seats, positions: int64 [B]; a position of -1 has none.
         """
@@ -109,7 +109,7 @@ class ArenaView:
 
 
 def map_arena(client: StoreClient, num_seats: int, max_model_len: int, device: torch.device) -> ArenaView:
-    """The arena of a client whose transport is zero_copy. Raises RegistrationFailed."""
+    """Return the arena of a client whose transport is zero_copy. Raises RegistrationFailed."""
     mapping, layout = client.arena, client.layout
     num_slabs = max_model_len // client.tokens_per_slab + 1
     registration = None

@@ -15,8 +15,7 @@ from gpu_worker.errors import ConfigError
 from gpu_worker.store.arena import ArenaView, map_arena
 from gpu_worker.store.host_registration import RegistrationFailed
 from gpu_worker.store.kv_meter import Fallback, KVMeter
-from gpu_worker.store.layer_reader import LayerReader
-from gpu_worker.store.layer_writer import LayerWriter
+from gpu_worker.store.layer_copies import LayerReader, LayerWriter
 from kv_store.client import StoreClient
 
 logger = logging.getLogger(__name__)
@@ -28,10 +27,13 @@ MEMLOCK_REMEDY = (
 
 
 class DeviceArena:
-    """view: None where rows must go through the host: another transport than zero_copy, no seats, or memory that CUDA
-    does not register, which is logged once. Without a view every method does nothing.
+    """The arena of the store that the client is attached to. Without a view every method does nothing.
 
-    At the start it raises ConfigError if memory is refused because the memlock limit is too low."""
+    view: None where rows must go through the host: another transport than zero_copy, no seats, or memory that CUDA does
+    not register, which is logged once. `map` replaces it, and `adopt` may find that CUDA does not register more.
+
+    Raises ConfigError at the start if memory is refused because the memlock limit is too low.
+    """
 
     def __init__(
         self, client: StoreClient, num_seats: int, max_model_len: int, device: torch.device, meter: KVMeter
@@ -51,8 +53,18 @@ class DeviceArena:
 
     @property
     def copies_aside(self) -> bool:
-        """Whether `write` copies, and returns before it is done."""
+        """Return whether `write` copies on a side stream, and returns before the copies are done."""
         return self._writer is not None
+
+    @property
+    def copies_cheaply(self) -> bool:
+        """Return whether rows are copied on a side stream, or by the processor that computes."""
+        return self.copies_aside or (self._device.type == "cpu" and not self._client.selects_in_store)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the device can reach all of the arena that it ever will."""
+        return self.view is None or self.view.is_settled
 
     def map(self) -> None:
         """Take a view of the arena that the client is attached to."""
@@ -95,7 +107,7 @@ class DeviceArena:
             self._refuse(error)
 
     def forget(self, seat: int) -> None:
-        """Take from a seat its slabs, which nothing on the device writes to any more."""
+        """Remove a seat's slabs, which nothing on the device writes to any more."""
         if self.view is not None:
             self.view.forget(seat)
 
@@ -136,7 +148,7 @@ def allow_locking(num_bytes: int) -> None:
 
 
 def too_low(num_bytes: int) -> str | None:
-    """The limit and how to raise it, if it is below so many bytes; else None."""
+    """Return the limit and how to raise it, if it is below so many bytes; else None."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if _covers(soft, num_bytes):
         return None

@@ -62,20 +62,20 @@ class HostRegistration:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is being registered ahead any more."""
+        """Return whether registering ahead has ended."""
         return self._ahead is None or not self._ahead.is_alive()
 
     def _register_all(self) -> None:
         for granule in range(-(-self._mapping.nbytes // self.granule_bytes)):
             populate(*self._extent(granule))
-            # Who needs the granule learns of it.
+            # `cover` raises it again for the first sequence that needs the granule.
             with contextlib.suppress(RegistrationFailed), self._lock:
                 if self._is_closed:
                     return
                 self._register_once(granule)
 
     def _extent(self, granule: int) -> tuple[int, int]:
-        """Its address and bytes."""
+        """Return the address and size of a granule."""
         begin = granule * self.granule_bytes
         return self._mapping.ctypes.data + begin, min(self.granule_bytes, self._mapping.nbytes - begin)
 
@@ -103,14 +103,14 @@ class HostRegistration:
 
 
 def populate(address: int, num_bytes: int) -> None:
-    """Have the kernel give memory its pages, without the GIL; where it cannot, whoever touches them first waits."""
+    """Have the kernel give memory its pages, without the GIL; where it cannot, the first access waits."""
     ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), POPULATE_WRITE)
 
 
 def register_with_cuda(
     mapping: npt.NDArray[np.uint8], granule_bytes: int, device: torch.device
 ) -> HostRegistration:
-    """For every CUDA device; through the context of this one."""
+    """Register a mapping for every CUDA device, through the context of this one."""
     runtime = torch.cuda.cudart()
 
     def register(address: int, num_bytes: int) -> None:
@@ -129,14 +129,15 @@ def register_with_cuda(
 
 
 def _forget_error() -> None:
-    """CUDA keeps an error until something asks for it: otherwise the next launch would report it."""
+    """Read the error that CUDA keeps; otherwise the next launch would report it."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 
 
 def device_tensor(mapping: npt.NDArray[np.uint8], device: torch.device) -> Tensor:
-    """The mapping as a CUDA tensor, uint8 [bytes], which keeps it. Its first byte must be registered, every other by
-    the time that it is read or written. Raises RegistrationFailed where the device has another address for it."""
+    """Return the mapping as a CUDA tensor, uint8 [bytes], which keeps it. Its first byte must be registered, every
+    other by the time that it is read or written. Raises RegistrationFailed where the device has another address for it.
+    """
     try:
         found = torch.as_tensor(_DeviceMemory(mapping), device=device)
     except RuntimeError as error:

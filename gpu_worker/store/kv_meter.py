@@ -1,4 +1,4 @@
-"""What the host does for the KV cache, and how long that takes. Of what kernels do by themselves it knows nothing."""
+"""Times of the host's work for the KV cache. Work that kernels do by themselves is not counted."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 
 
 class Stall(enum.Enum):
-    """What decoding waits for: rows, within a step whose host asks the store, or moves them itself; an index. The
-    engine adds how long it waits for a silent store."""
+    """Causes for which decoding waits.
+
+    ROWS: the host asks the store for rows within a step, or moves them itself. INDEX: an index is being trained. The
+    engine adds the time that it waits for a silent store.
+    """
 
     ROWS = "rows"
     INDEX = "index"
 
 
 class Fallback(enum.Enum):
-    """What was done in place of what should have been: a known prefix was lost, and computed; a request whose rows are
-    all on the device left a silent store; rows go through the host, since CUDA does not register the arena."""
+    """Slower ways that were taken.
+
+    RECOMPUTE: a known prefix was lost, and is computed. WITHOUT_STORE: a request left a silent store, since all its
+    rows are on the device. THROUGH_HOST: rows pass through the host, since CUDA does not register the arena.
+    """
 
     RECOMPUTE = "recompute"
     WITHOUT_STORE = "without_store"
@@ -31,7 +37,7 @@ class Fallback(enum.Enum):
 
 
 class KVMeter:
-    """For the engine's thread.
+    """Histograms and counters of the engine's thread.
 
     search: of one layer, for requests that decode together. gather: rows of a layer, to host memory. copy: of these, to
     the device. offload: of a prompt's layer, a short prompt, or a decoded token, to the arena. attended: the share of
@@ -50,7 +56,7 @@ class KVMeter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The host waits for the store, or moves rows in its place."""
+        """Time a block in which the host waits for the store, or moves rows in its place."""
         begun = time.perf_counter()
         try:
             yield
@@ -59,13 +65,13 @@ class KVMeter:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """A decode step, which stalls as long as the host waits within it."""
+        """Run a decode step, which stalls as long as the host waits within it."""
         before = self._waited_seconds
         yield
         if self._waited_seconds > before:
             self.stalls[Stall.ROWS].observe(self._waited_seconds - before)
 
     def clear(self) -> None:
-        """Count from zero again, but fallbacks: there is none that does not matter."""
+        """Count from zero again, except fallbacks, each of which matters."""
         for each in (self.search, self.gather, self.copy, self.offload, self.attended, *self.stalls.values()):
             each.clear()

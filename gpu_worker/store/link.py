@@ -1,31 +1,22 @@
-"""The connection to the store, and attaching again to one that was restarted."""
+"""Calls to the store, and attaching again to one that was restarted."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from gpu_worker.errors import (
-    ArenaFull,
-    CapacityError,
-    PrefixLoading,
-    StoreSilent,
-    StoreUnavailable,
-)
+from gpu_worker.errors import ArenaFull, CapacityError, PrefixLoading, StoreSilent, StoreUnavailable
+from gpu_worker.policies.recall import IndexJob
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.store.device_arena import DeviceArena
 from gpu_worker.store.kv_meter import KVMeter
-from gpu_worker.store.prefixes import KnownPrefixes
-from gpu_worker.store.sessions import NO_SESSION, SessionName
 from kv_store.client import (
     HandoffRefused,
+    IndexSegment,
     StaleEpoch,
     StoreClient,
     StoreError,
@@ -43,175 +34,94 @@ Result = TypeVar("Result")
 LOST = (StoreUnreachable, StaleEpoch, HandoffRefused)
 
 
-@dataclass(slots=True)
-class Extent:
-    """How many tokens a sequence may write to the store, has surely written, and may read.
+@dataclass(frozen=True, slots=True)
+class TrainedLayer:
+    """An index that is being built: `future` gives the segment of `layer`."""
 
-    shared: so many first tokens are in shared slabs and never written. hashes: names of the slabs that its
-    prompt fills. slabs: int32 [L, slabs of a layer], as the store gave them. num_adopted: layers of which the device
-    knows the slabs. is_copy: the sequence does without what it writes (`PromptCopies`).
-    """
+    layer: int
+    job: IndexJob
+    future: Future[IndexSegment]
 
-    reserved: int = 0
-    written: int = 0
-    sealed: int = 0
-    shared: int = 0
-    hashes: tuple[bytes, ...] = ()
-    slabs: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
-    num_adopted: int = 0
-    is_copy: bool = False
+    @property
+    def has_failed(self) -> bool:
+        future = self.future
+        return future.done() and not future.cancelled() and future.exception() is not None
 
 
-class StoreLink:
-    """Calls the store; `extents` and `known` are emptied when the rows that they describe are lost.
+class ArenaLink:
+    """The connection to the store, whose errors it translates to the worker's.
 
-    is_attached: whether the next sequence can be opened without attaching again.
+    client: for what makes no call, and for operations of `call`. arena: the attached store's. meter: measures how long
+    the host waits. is_attached: whether the next sequence can be opened without attaching again.
     """
 
     def __init__(
-        self,
-        client: StoreClient,
-        arena: DeviceArena,
-        extents: dict[str, Extent],
-        known: KnownPrefixes,
-        meter: KVMeter,
+        self, client: StoreClient, arena: DeviceArena, meter: KVMeter, hides_training: bool = False
     ) -> None:
-        self._client = client
-        self._arena = arena
-        self._extents = extents
-        self._known = known
-        self._meter = meter
-        self._is_mapped = True
+        """hides_training: let the store bound the training of an index by the layer's prefill time."""
+        self.client = client
+        self.arena = arena
+        self.meter = meter
         self.is_attached = True
+        self._is_mapped = True
+        self._hides_training = hides_training
 
     @property
     def is_reachable(self) -> bool:
-        """Whether a sequence that is opened now is likely to be served; makes no call, and any thread may ask."""
-        return self.is_attached and self._client.is_answering
+        """Return whether a sequence that is opened now is likely to be served; makes no call, from any thread."""
+        return self.is_attached and self.client.is_answering
 
-    @property
-    def silent_seconds(self) -> float:
-        """See `StoreClient.silent_seconds`."""
-        return self._client.silent_seconds
-
-    def begin(
-        self, sequence_id: str, num_tokens: int, hashes: tuple[bytes, ...], num_reusable: int, owner: str
-    ) -> Extent:
-        """Start an owner's sequence with room for so many tokens in all, which reads the longest known prefix of the
-        first `num_reusable` hashes; after a failure or a restart of the store, attach again. Nothing is left of one
-        that does not start. Raises StoreError."""
-        if self.is_attached:
-            try:
-                return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable, owner)
-            except StaleEpoch:
-                # It answers, as a new start that holds nothing of ours; this request has lost nothing.
-                self.is_attached = False
-        self._attach_anew()
-        return self.begin_attached(sequence_id, num_tokens, hashes, num_reusable, owner)
-
-    def begin_attached(
-        self,
-        sequence_id: str,
-        num_tokens: int,
-        hashes: tuple[bytes, ...],
-        num_reusable: int,
-        owner: str,
-        is_copy: bool = False,
-    ) -> Extent:
-        """As `begin`, but nothing is attached again. is_copy: where room is missing it only reads what is known, and no
-        extent is held where that is nothing."""
-        begun = self._client.begin(sequence_id, num_tokens, hashes[:num_reusable], is_copy, owner)
-        num_shared, reserved = begun.num_shared, begun.slab_table.shape[1] * self._client.tokens_per_slab
-        extent = Extent(
-            reserved, num_shared, num_shared, num_shared, hashes, begun.slab_table, is_copy=is_copy
-        )
-        if reserved:
-            self._extents[sequence_id] = extent
-        return extent
-
-    def verify(self, sequence: Sequence) -> Future[int] | None:
-        """Start to compare what a sequence shares with its checksums: how many slabs are corrupt; None where it shares
-        nothing. The future raises StoreError."""
-        return self._client.verify(sequence.sequence_id) if sequence.num_cached else None
-
-    def reserve(self, sequence_id: str, num_tokens: int) -> None:
-        """Room for so many tokens of an open sequence in all. Raises CapacityError that names the missing bytes, and
-        StoreUnavailable."""
-        extent, per_slab = self._extents[sequence_id], self._client.tokens_per_slab
-        with self._meter.waiting():
-            extent.slabs = self.call(lambda: self._client.reserve(sequence_id, num_tokens))
-        extent.reserved = -(-num_tokens // per_slab) * per_slab
-
-    def end(
-        self,
-        sequence_id: str,
-        seat: int,
-        num_tokens: int = 0,
-        hashes: tuple[bytes, ...] = (),
-        session: SessionName = NO_SESSION,
-    ) -> None:
-        """Free a sequence's slabs, in a silent store once it answers; nothing is left to free in one that is gone.
-        Never waits for the store. Nothing on the device may write to them any more: they become others'.
-
-        num_tokens, hashes, session: what is sealed before, as `seal` does in all layers; 0: nothing is.
-        """
-        if self._extents.pop(sequence_id, None) is None:
-            return
-        self._arena.forget(seat)
-        self._client.end(sequence_id, num_tokens, hashes, *session)
-        self._known.add(hashes)
-
-    def seal(
-        self,
-        sequence_id: str,
-        num_tokens: int,
-        layers: range,
-        hashes: tuple[bytes, ...] = (),
-        session: SessionName = NO_SESSION,
-    ) -> None:
-        """Make written layers readable; by hashes others find them, which the session keeps. Raises
-        StoreUnavailable."""
-        self.call(
-            lambda: self._client.seal(
-                sequence_id,
-                num_tokens,
-                layer_begin=layers.start,
-                layer_end=layers.stop,
-                prefix_hashes=hashes,
-                session_id=session.name,
-                session_label=session.label,
-            )
-        )
-        self._known.add(hashes)
-
-    def renew(self) -> bool:
-        """Attach again when a lost store answers; True if so, and then the sequences' rows are gone.
-
-        Never waits for a store that does not answer. When it is gone, its arena is released once nothing reads from it,
-        to make room for the next.
-        """
-        if not self._client.is_answering:
-            if not self._client.silent_seconds and not self._extents and self._is_mapped:
-                self._let_go()
+    def must_attach(self) -> bool:
+        """Return whether a store answers that does not have our rows. Never waits for it."""
+        if not self.client.is_answering:
             return False
         if self.is_attached:
             try:
-                self._client.check()
+                self.client.check()
                 return False
             except NoAnswer:
                 return False
             except StoreError:
                 self.is_attached = False
-        # If it went again, the next look tells.
-        with contextlib.suppress(StoreError):
-            self._attach_anew()
         return True
 
-    def call(self, operation: Callable[[], Result]) -> Result:
-        """Its result. Raises ArenaFull, CapacityError, PrefixLoading, StoreSilent or StoreUnavailable
-        where the store's client raises.
+    def attach(self) -> None:
+        """Attach to the store that answers; rows of before are lost, also if this fails. Raises StoreError."""
+        self._unmap()
+        if self.client.silent_seconds:
+            raise NoAnswer("the KV store does not answer")
+        if not self.client.is_answering:
+            raise StoreUnreachable("the KV store is gone")
+        self.client.reattach()
+        self._is_mapped = True
+        self.arena.map()
+        self.is_attached = True
 
-        Their texts are for users: what names sockets and sequences goes to the log.
+    def unmap_lost(self) -> None:
+        """Release the arena of a store that is gone, to free memory for the next. No sequence may have rows there."""
+        if self._is_mapped and not self.client.is_answering and not self.client.silent_seconds:
+            self._unmap()
+
+    def _unmap(self) -> None:
+        self.is_attached = False
+        self._is_mapped = False
+        self.arena.close()
+        self.client.unmap()
+
+    def check(self) -> None:
+        """Raise StoreUnavailable once the slabs of our sequences may be given to others. Makes no call."""
+        self.call(self.client.check)
+
+    def check_answers(self) -> None:
+        """Raise StoreSilent while the store is silent. Makes no call."""
+        if self.client.silent_seconds:
+            raise StoreSilent("the KV store does not answer")
+
+    def call(self, operation: Callable[[], Result]) -> Result:
+        """Return the operation's result. Raises ArenaFull, CapacityError, PrefixLoading, StoreSilent or
+        StoreUnavailable where the store's client raises.
+
+        Their texts are for users: the names of sockets and sequences go to the log.
         """
         try:
             return operation()
@@ -235,34 +145,41 @@ class StoreLink:
                 "the KV store failed while the request ran; the log has the cause"
             ) from error
 
-    def check(self) -> None:
-        """Raises StoreUnavailable once the slabs of our sequences may be given to others. Makes no call."""
-        self.call(self._client.check)
-
     def call_once(self, operation: Callable[[], Result]) -> Result:
-        """As `call`, for what cannot be asked again later: silence is an end too."""
+        """As `call`, for an operation that cannot be repeated later: raises StoreUnavailable for a silent store too."""
         try:
-            with self._meter.waiting():
+            with self.meter.waiting():
                 return self.call(operation)
         except StoreSilent as error:
             raise StoreUnavailable(str(error)) from error
 
-    def _attach_anew(self) -> None:
-        # From here on nothing of before is held, also if the store is not there.
-        self._extents.clear()
-        self._known.clear()
-        self._let_go()
-        if self._client.silent_seconds:
-            raise NoAnswer("the KV store does not answer")
-        if not self._client.is_answering:
-            raise StoreUnreachable("the KV store is gone")
-        self._client.reattach()
-        self._is_mapped = True
-        self._arena.map()
-        self.is_attached = True
+    def build_index(
+        self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
+    ) -> TrainedLayer:
+        """Ask for an index over sealed rows; returns at once. Raises what `call` raises.
 
-    def _let_go(self) -> None:
-        self.is_attached = False
-        self._is_mapped = False
-        self._arena.close()
-        self._client.unmap()
+        prefill_seconds: time that the layer took; 0 if unknown.
+        """
+        seconds = prefill_seconds if self._hides_training else 0.0
+        future = self.call(
+            lambda: self.client.build_index(
+                sequence.sequence_id,
+                layer,
+                job.begin,
+                job.end,
+                job.params,
+                seed=sequence.request.sampling.seed or 0,
+                prefill_seconds=seconds,
+            )
+        )
+        return TrainedLayer(layer, job, future)
+
+    def load_index(self, trained: TrainedLayer, timeout_seconds: float) -> IndexSegment | None:
+        """Return the trained segment, or None if it is not ready within the time. Raises what `call` raises."""
+        try:
+            segment = self.call(lambda: trained.future.result(timeout_seconds))
+        except FutureTimeout:
+            segment = None
+        # Once the lease is lost no index comes any more, and the slabs of one that came may be another's.
+        self.check()
+        return segment

@@ -20,23 +20,32 @@ from gpu_worker.state.sequence import Sequence
 MAX_KNOWN = 1 << 16
 
 
-class PrefixChain:
-    """root: of the model. tokens_per_slab: tokens that each further hash covers."""
+class Prefixes:
+    """Names the slabs that prompts fill, and remembers the last names that this worker has listed in the store: a guess
+    at the prefixes that are there, without asking.
 
-    def __init__(self, root: bytes, tokens_per_slab: int) -> None:
+    tokens_per_slab: tokens that each further hash of a chain covers.
+    """
+
+    def __init__(self, root: bytes | None = None, tokens_per_slab: int = 1) -> None:
+        """root: name of the model; None: prompts share nothing."""
         self._root = root
         self.tokens_per_slab = tokens_per_slab
+        self._known: OrderedDict[bytes, None] = OrderedDict()
 
-    def hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
-        """Of the slabs that the prefilled part of the prompt fills; the sequence keeps them."""
+    def names(self, sequence: Sequence) -> tuple[tuple[bytes, ...], int]:
+        """Return the names of the slabs that the prefilled part of the prompt fills, which the sequence keeps, and how
+        many of the first ones it may look up."""
+        if self._root is None or not sequence.shares_prompt:
+            return (), 0
         if sequence.names is None:
-            sequence.names = self._hashes(sequence)
-        return sequence.names
+            sequence.names = self._chain(self._root, sequence)
+        return sequence.names, self._num_reusable(sequence) if sequence.trusts_prefixes else 0
 
-    def _hashes(self, sequence: Sequence) -> tuple[bytes, ...]:
+    def _chain(self, root: bytes, sequence: Sequence) -> tuple[bytes, ...]:
         per_slab, request = self.tokens_per_slab, sequence.request
         token_ids = array("I", sequence.prefill_token_ids)
-        link, chain = _digest(self._root, request.prefix_salt), []
+        link, chain = _digest(root, request.prefix_salt), []
         if request.cache_salt:
             salt = request.cache_salt.encode("utf-8", "surrogateescape")
             # No prompt's tokens give such a link.
@@ -46,41 +55,35 @@ class PrefixChain:
             chain.append(link)
         return tuple(chain)
 
-    def num_reusable(self, sequence: Sequence) -> int:
-        """How many of its hashes a sequence may look up: the last token is always computed, and so are the tokens whose
-        queries the policy reads, and a prompt that is scored."""
+    def _num_reusable(self, sequence: Sequence) -> int:
+        """Return how many slabs need not be computed: the last token always is, and so are the tokens whose queries the
+        policy reads, and a prompt that is scored."""
         plan, policy = sequence.plan, sequence.policy
         if sequence.scores_prompt:
             return 0
         num_computed = max(1, policy.num_queries(plan) if plan.selects else 0)
         return max(0, sequence.num_prefill - num_computed) // self.tokens_per_slab
 
+    def add(self, names: Iterable[bytes]) -> None:
+        """Remember names that are listed in the store now; the oldest ones are forgotten."""
+        for name in names:
+            self._known[name] = None
+            self._known.move_to_end(name)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
 
-class KnownPrefixes:
-    """Names of slabs that this worker has listed in the store, the last `capacity` of them: a guess at what is there,
-    without asking."""
-
-    def __init__(self, capacity: int = MAX_KNOWN) -> None:
-        self._capacity = capacity
-        self._names: OrderedDict[bytes, None] = OrderedDict()
-
-    def add(self, hashes: Iterable[bytes]) -> None:
-        for name in hashes:
-            self._names[name] = None
-            self._names.move_to_end(name)
-        while len(self._names) > self._capacity:
-            self._names.popitem(last=False)
-
-    def count(self, hashes: Iterable[bytes]) -> int:
-        """How many of a chain's first names are among them."""
-        return sum(1 for _ in takewhile(self._names.__contains__, hashes))
+    def count_known_tokens(self, names: Iterable[bytes]) -> int:
+        """Return how many tokens the known first names of a chain cover."""
+        return self.tokens_per_slab * sum(1 for _ in takewhile(self._known.__contains__, names))
 
     def clear(self) -> None:
-        self._names.clear()
+        """Forget all names: the store that had them is lost."""
+        self._known.clear()
 
 
 def model_root(model: LoadedModel) -> bytes:
-    """A name of what computes rows: the weights as they are on the device, the configuration, and the kind of device.
+    """Return a name of all that decides rows: the weights as they are on the device, the configuration, and the kind of
+    device.
 
     Equal weights have equal names on every host and in every folder. Call it while there is memory: on a GPU it takes
     some 32 MiB.

@@ -24,7 +24,7 @@ MAX_DROPPED = 1 << 16
 
 
 class SessionName(NamedTuple):
-    """What a session is to the store: a name, which is a hash, and the caller's own id for it."""
+    """A session in the store: its name, which is a hash, and the caller's own id for it."""
 
     name: str = ""
     label: str = ""
@@ -34,61 +34,64 @@ NO_SESSION = SessionName()
 
 
 class Kept(NamedTuple):
-    """What the store keeps of a prompt: the names of its slabs, by which others find them, and its session."""
+    """Parts of a prompt that the store keeps: the names of its slabs, by which others find them, and its session."""
 
     hashes: tuple[bytes, ...] = ()
     session: SessionName = NO_SESSION
 
 
+KEPT_NOTHING = Kept()
+
+
 class Sessions:
     """The callers' sessions: each request names its own, and each caller sees its own.
 
-    To the store a session and a caller are hashes of the model, the caller's salt and the session's id; the id itself
-    lies beside them, to be listed. What asks the store may be called by any thread, waits for it as long as two calls
-    may take, leaves its attachment alone, and raises StoreUnavailable.
+    The store knows a session and a caller as hashes of the model, the caller's salt and the session's id; it keeps the
+    id itself too, for lists. Any thread may call the methods that ask the store. They wait as long as two calls may
+    take, attach to no other store, and raise StoreUnavailable.
+
+    slab_tokens: tokens of a slab; shorter prompts are not held.
     """
 
     def __init__(self, client: StoreClient, model: bytes = b"") -> None:
-        """model: what tells models apart that may share a store."""
+        """model: tells models apart that may share a store."""
         self._client = client
         self._model = model
-        # When, by the name; the one that was dropped last at the end.
+        self.slab_tokens = client.tokens_per_slab
+        # Times of dropping by name; the last one at the end.
         self._dropped: OrderedDict[str, float] = OrderedDict()
-        # Held while the store is told what to keep: a session is dropped before that, or after it.
-        self._telling = threading.Lock()
-
-    @property
-    def slab_tokens(self) -> int:
-        """Of a slab: shorter prompts are not held."""
-        return self._client.tokens_per_slab
+        # Held during a call that has the store keep a prompt: a session is dropped before it, or after it.
+        self._keeping = threading.Lock()
 
     def owner_of(self, request: GenerationRequest) -> str:
-        """Who the store counts what the request holds for: the caller, whatever salts it gives."""
+        """Return the owner that the store counts the request's rows for: the caller, whatever salts it gives."""
         return self._owner(request.prefix_salt)
 
     def name_of(self, request: GenerationRequest) -> SessionName:
-        """Of the session that the request names, if any."""
+        """Return the name of the request's session; NO_SESSION without one."""
         salt, session_id = request.prefix_salt, request.session_id
         return SessionName(self._name(salt, session_id), session_id) if session_id else NO_SESSION
 
     @contextmanager
     def keeping(self, request: GenerationRequest, hashes: tuple[bytes, ...]) -> Iterator[Kept]:
-        """What the store is to keep of a prompt, by these hashes; it is told within. Nothing, where the session was
-        dropped after the request came."""
+        """Yield the parts of a prompt that the store is to keep, by these hashes; call the store within the block.
+        Nothing is kept if the session was dropped after the request came."""
         session = self.name_of(request)
-        with self._telling:
+        with self._keeping:
             is_dropped = request.asked_at <= self._dropped.get(session.name, float("-inf"))
-            yield Kept() if is_dropped else Kept(hashes, session)
+            yield KEPT_NOTHING if is_dropped else Kept(hashes, session)
 
     def list(self, salt: bytes, session_id: str = "") -> tuple[SessionCard, ...]:
-        """A caller's sessions, or the one of this id; the one that was used longest ago first."""
+        """Return a caller's sessions, or the one of this id; the least recently used one is first."""
         infos = self._ask(lambda: self._client.list_sessions(self._owner(salt)))
         cards = tuple(self._card(info) for info in infos)
         return tuple(card for card in cards if card.session_id == session_id) if session_id else cards
 
     def pin(self, salt: bytes, session_id: str, pinned: bool, seconds: float = 0.0) -> bool:
-        """Evict a session after all that are not pinned, for so long, 0: until it is unpinned; or no longer. False for
-        an unknown one. Raises RequestError beyond the caller's limit."""
+        """Pin a session, which is then evicted after all that are not, or unpin it; False for an unknown one.
+
+        seconds: how long it stays pinned; 0: until it is unpinned. Raises RequestError beyond the caller's limit.
+        """
         name = self._name(salt, session_id)
         try:
             return self._finds(lambda: self._client.pin_session(name, pinned, seconds))
@@ -96,10 +99,10 @@ class Sessions:
             raise RequestError(f"The session is not pinned: {error.text}.", "pinned", "pin_limit") from error
 
     def drop(self, salt: bytes, session_id: str) -> bool:
-        """Forget a session and free what it holds; False for an unknown one. Requests that use it go on, and leave
-        nothing of it: only one that comes later makes it anew."""
+        """Forget a session and free its slabs; False for an unknown one. Requests that use it continue, and keep
+        nothing of it; a later request begins it again."""
         name = self._name(salt, session_id)
-        with self._telling:
+        with self._keeping:
             self._dropped[name] = time.monotonic()
             self._dropped.move_to_end(name)
             if len(self._dropped) > MAX_DROPPED:
@@ -107,7 +110,7 @@ class Sessions:
         return self._finds(lambda: self._client.drop_session(name))
 
     def store_stats(self) -> StoreStats:
-        """The whole store's figures."""
+        """Return the whole store's figures."""
         return self._ask(self._client.stats)
 
     def _owner(self, salt: bytes) -> str:

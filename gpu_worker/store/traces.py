@@ -1,4 +1,4 @@
-"""Which trace each running request belongs to: what its calls to the store say, and the spans of its life."""
+"""Trace of each running request, which its calls to the store name, and the spans of its phases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpu_worker.records import Usage
 
 
 class Traces:
-    """Traces by request. Any thread may ask for one."""
+    """Traces by request. Any thread may look one up."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
-        """tracer: takes a span of each request; None: nobody does."""
+        """tracer: takes a span of each request; None: no spans are taken."""
         self._tracer = tracer or NoTracer()
         self._by_request: dict[str, TraceContext] = {}
 
@@ -24,8 +24,8 @@ class Traces:
 
     @contextmanager
     def running(self, request_id: str, parent: TraceContext | None) -> Iterator[Span]:
-        """The request's span, which what leaves the block ends; within it its calls are part of its trace, if it has
-        one."""
+        """Yield the request's span, which ends with the block, with its error; within the block the request's calls are
+        part of its trace, if it has one."""
         span, error = self._tracer.start("generate", parent, {"carrel.request_id": request_id}), ""
         if span.trace is not None:
             self._by_request[request_id] = span.trace
@@ -40,7 +40,7 @@ class Traces:
 
 
 def tell_phases(span: Span, usage: Usage) -> None:
-    """The phases of a request that has just ended, as parts of its span: by what its clock told, not by one of ours."""
+    """Add the phases of a request that has just ended to its span, by the times that its usage reports."""
     phases = (
         ("queue", usage.queue_ms),
         ("prefill", usage.prefill_ms),

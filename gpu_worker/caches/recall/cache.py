@@ -20,6 +20,7 @@ from gpu_worker.caches.recall.step import RecallStep
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.snapshots import LanePlace, Snapshot
 from gpu_worker.caches.whole_context import WholeContext
+from gpu_worker.device import SideStream
 from gpu_worker.errors import CapacityError, no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, PromptAttention
@@ -28,9 +29,8 @@ from gpu_worker.records import HotCacheSize, IndexDevice
 from gpu_worker.state.batch import Buckets, Group, GroupShape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.side_stream import SideStream
-from gpu_worker.store.trainings import TrainedLayer
 
 # Places of sinks and windows that are looked up at a time, over layers and heads: 2 MiB of them.
 MAX_FIXED = 1 << 18
@@ -73,7 +73,7 @@ class RecallCache(Cache):
         self._snapshots = RecallSnapshots(self.seen, pool, block_tables)
         self.indexes = PolicyIndexes(shape, most_index_bytes)
         self._in_store: StoreSelection | None = None
-        if offloader.selects_in_store:
+        if offloader.client.selects_in_store:
             self._in_store = StoreSelection(kept, pool, block_tables, offloader, self._hot_cache)
         self._training = IndexTraining(
             shape, pool, offloader, self.indexes, self._whole, self.fixed, index_device, kept
@@ -86,7 +86,7 @@ class RecallCache(Cache):
 
     @property
     def state(self) -> tuple[object, ...]:
-        return self.fixed.table, self._offloader.arena
+        return self.fixed.table, self._offloader.arena.view
 
     def needs_store(self, sequence: Sequence) -> bool:
         """Return whether an admitted sequence's rows must go to the store: to be fetched, trained from, or measured
@@ -108,7 +108,9 @@ class RecallCache(Cache):
         return not (self.needs_store_to_decode(sequence) or self._training.trains_prompt_there(sequence))
 
     def bytes_in_store(self, sequence: Sequence) -> int:
-        return sequence.num_tokens * self._offloader.token_bytes if self._keeps_in_store(sequence) else 0
+        return (
+            sequence.num_tokens * self._offloader.extents.token_bytes if self._keeps_in_store(sequence) else 0
+        )
 
     def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
         per_head = self.num_layers * self._shape.num_kv_heads
@@ -267,7 +269,7 @@ class RecallCache(Cache):
         )
 
     def begin_step(self, group: Group) -> RecallStep:
-        if self._fetch is None or self._fetch.arena is not self._offloader.arena:
+        if self._fetch is None or self._fetch.arena is not self._offloader.arena.view:
             # The first step, or the store came back with another arena.
             self._fetch = self._make_fetch()
         parts = RecallParts(
@@ -291,7 +293,7 @@ class RecallCache(Cache):
         return self._snapshots.of(sequence, place, self.hot if sequence.can_miss else None, most)
 
     def _make_fetch(self) -> RecallFetch:
-        arena = self._offloader.arena
+        arena = self._offloader.arena.view
         if self._in_store is not None:
             return self._in_store
         if arena is None:

@@ -100,5 +100,5 @@ class StoreFetch(RecallFetch):
             if (head >= 0).any()
         ]
         places = torch.tensor(np.stack(np.nonzero(is_wanted)), device=found.device).unbind(0)
-        self._pool.rows[found[places].long()] = self._offloader.reads.fetch(self._kept[layer], items)
+        self._pool.rows[found[places].long()] = self._offloader.host.fetch(self._kept[layer], items)
         return found

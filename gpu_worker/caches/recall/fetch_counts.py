@@ -45,5 +45,5 @@ class FetchCounts:
     def _add(self, sequences: list[Sequence], counts: list[int]) -> None:
         for sequence in sequences:
             if num_rows := counts[sequence.seat] - self._taken[sequence.seat]:
-                self._offloader.reads.count(sequence, num_rows)
+                self._offloader.host.count(sequence, num_rows)
         self._taken = counts

@@ -18,8 +18,8 @@ from gpu_worker.records import IndexDevice
 from gpu_worker.row_format import keys_and_values
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.trainings import TrainedLayer
 
 # Keys of tokens that leave the window, of some layers, which are indexed at once.
 WINDOW_BYTES = 64 << 20
@@ -108,12 +108,14 @@ class IndexTraining:
         self._fixed = fixed
         self.trains_all = index_device is IndexDevice.GPU
         self._helps = (
-            index_device is IndexDevice.AUTO and is_quick(shape.device) and not offloader.selects_in_store
+            index_device is IndexDevice.AUTO
+            and is_quick(shape.device)
+            and not offloader.client.selects_in_store
         )
 
     def observe(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         """Let the policy see a prefilled layer, rows [H_kv, n, 2d]; train its index if that is done here."""
-        if self._offloader.selects_in_store:
+        if self._offloader.client.selects_in_store:
             return
         policy, (keys, values) = recall_policy(sequence), keys_and_values(rows)
         prefilled = PrefilledLayer(sequence.seat, layer, sequence.plan, keys, values, queries)
@@ -126,7 +128,7 @@ class IndexTraining:
         """The job for the store on a prefilled layer; None: nothing."""
         if not sequence.plan.selects:
             return None
-        if self._offloader.selects_in_store:
+        if self._offloader.client.selects_in_store:
             plan = sequence.plan
             return recall_policy(sequence).store_job(plan, plan.num_sink, sequence.window_begin)
         job = prompt_job(sequence)
@@ -136,8 +138,8 @@ class IndexTraining:
 
     def load(self, sequence: Sequence, trained: TrainedLayer, timeout_seconds: float) -> bool:
         """Load a trained index if it is ready within the time. Raises StoreUnavailable when none will come."""
-        segment = self._offloader.trainings.segment(trained, timeout_seconds)
-        if segment is None or self._offloader.selects_in_store:
+        segment = self._offloader.link.load_index(trained, timeout_seconds)
+        if segment is None or self._offloader.client.selects_in_store:
             return segment is not None
         policy, layer, job = recall_policy(sequence), self._kept.index(trained.layer), trained.job
         device = self._shape.device
@@ -174,8 +176,8 @@ class IndexTraining:
                 slots = torch.cat([self._fixed.window_rows(sequence, layer, positions) for layer in some])
                 self._train_here(sequence, some, job, self._keys[slots])
             return deque()
-        self._offloader.seal(sequence, job.end)
-        return deque(self._offloader.trainings.build(sequence, layer, job) for layer in self._kept)
+        self._offloader.extents.seal(sequence, job.end)
+        return deque(self._offloader.link.build_index(sequence, layer, job) for layer in self._kept)
 
     def _is_trained_here(self, job: IndexJob, layer: int) -> bool:
         is_hidden = job.is_bounded and layer < self._shape.num_layers - UNHIDDEN_LAYERS
@@ -200,7 +202,7 @@ class IndexTraining:
         head_dim = self._shape.head_dim
         if sequence.can_miss:
             # It has given slots up since the store was asked.
-            rows = self._offloader.reads.inspect(sequence, self._kept[layer], self._shape.num_kv_heads)
+            rows = self._offloader.host.inspect(sequence, self._kept[layer], self._shape.num_kv_heads)
             return lambda begin, end: rows[:, begin:end, :head_dim]
 
         def read(begin: int, end: int) -> Tensor:

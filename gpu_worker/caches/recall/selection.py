@@ -17,13 +17,13 @@ from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.caches.recall.snapshots import SeenRows
 from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.whole_context import WholeContext
+from gpu_worker.device import SideStream
 from gpu_worker.kernels.attention import Rest, attend_slots
 from gpu_worker.policies.base import CacheShape, StepQueries
 from gpu_worker.policies.recall import Candidates, RecallPolicy
 from gpu_worker.state.batch import Group
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.kv_meter import KVMeter
-from gpu_worker.store.side_stream import SideStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class StoreSelection(RecallFetch):
         if group.shape.can_miss:
             hot = self._hot_cache()
             resident = [hot.holds(one, layer, one.plan.num_sink, one.window_begin) for one in sequences]
-        found, self._rows = self._offloader.reads.select(
+        found, self._rows = self._offloader.host.select(
             self._kept[layer], sequences, query, resident, candidates.scale
         )
         selected = torch.full((query.shape[0], found[0].shape[0], group.shape.num_selected), -1)
@@ -62,5 +62,5 @@ class StoreSelection(RecallFetch):
         is_wanted = missed & (positions >= 0)
         self._pool.rows[found[is_wanted].long()] = self._rows
         for sequence, count in zip(group.sequences, is_wanted.sum(dim=(1, 2)).tolist(), strict=False):
-            self._offloader.reads.count(sequence, count)
+            self._offloader.host.count(sequence, count)
         return found

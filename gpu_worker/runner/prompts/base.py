@@ -15,9 +15,8 @@ from gpu_worker.errors import ArenaFull, StoreSilent, WorkerError, no_room, run_
 from gpu_worker.records import Event
 from gpu_worker.records.plans import WorkKind
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.prompt_copies import PromptCopies
-from gpu_worker.store.trainings import TrainedLayer
 
 
 class Prompt(ABC):
@@ -32,8 +31,6 @@ class Prompt(ABC):
         self.first, self.num_tokens = sequence.num_cached, sequence.num_prefill
         self.trained: deque[TrainedLayer] = deque()
         self._offloader = offloader
-        # The part that takes the layers to the arena, and has those of a known prefix.
-        self._keeper = keeper(sequence, offloader)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -75,13 +72,8 @@ class Prompt(ABC):
 
     def publish(self) -> None:
         """Once all is done: let others find a copy of the prompt."""
-        self._offloader.copies.end(self.sequence)
+        self._offloader.seal_copy(self.sequence)
         self.sequence.num_tokens = self.num_tokens
-
-
-def keeper(sequence: Sequence, offloader: Offloader) -> Offloader | PromptCopies:
-    """Return the part that has an admitted sequence's rows in the arena, if there are any."""
-    return offloader if sequence.offloads else offloader.copies
 
 
 One = TypeVar("One", bound=Prompt, covariant=True)

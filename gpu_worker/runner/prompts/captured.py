@@ -218,7 +218,7 @@ class ShortPrompt(Prompt):
         one. Raises CapacityError and StoreUnavailable; then the prompt is to be cancelled."""
         try:
             in_arena, kept = range(len(self._kept)), _of_layers(rows, self._kept)
-            self._copied = self._keeper.put_layers(self.sequence, in_arena, kept)
+            self._copied = self._offloader.store_layers(self.sequence, in_arena, kept)
             for cache, layers in self._by_cache.items():
                 cache.store_layers(self.sequence, _of_layers(rows, layers))
         except torch.OutOfMemoryError as error:

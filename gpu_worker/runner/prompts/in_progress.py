@@ -18,8 +18,8 @@ from gpu_worker.runner.prompts.base import Prompt, PromptPass
 from gpu_worker.runner.prompts.captured import ShortPass, ShortPrefill
 from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.trainings import TrainedLayer
 
 AnyPass = PromptPass[Prompt]
 MakePrefill = Callable[[list[Sequence], Decoder, list[list[ServedLayer]], Offloader, int, int], AnyPass]

@@ -17,7 +17,7 @@ from gpu_worker.models import Decoder
 from gpu_worker.records import PromptEvent
 from gpu_worker.records.plans import WorkKind
 from gpu_worker.row_format import empty_rows
-from gpu_worker.runner.prompts.base import Prompt, PromptPass, keeper
+from gpu_worker.runner.prompts.base import Prompt, PromptPass
 from gpu_worker.runner.prompts.prompt_memory import scored_at_once
 from gpu_worker.runner.prompts.prompt_rows import PromptRows
 from gpu_worker.sampling.filters import first_k, ranks
@@ -224,8 +224,8 @@ class Prefill(PromptPass[PromptRows]):
     def _make_buffers(self, sequences: list[Sequence], offloader: Offloader, max_tokens: int) -> list[Tensor]:
         num_rows = sum(buffer_tokens(sequence.num_prefill, max_tokens) for sequence in sequences)
         size = self._decoder.config.num_kv_heads, num_rows
-        is_kept = any(keeper(sequence, offloader).holds(sequence) for sequence in sequences)
-        num_buffers = 2 if is_kept and offloader.copies_aside else 1
+        is_kept = any(sequence in offloader.extents for sequence in sequences)
+        num_buffers = 2 if is_kept and offloader.arena.copies_aside else 1
         row_format = self._decoder.row_format
         return [empty_rows(row_format, *size, device=self._device) for _ in range(num_buffers)]
 

@@ -14,7 +14,7 @@ from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
 from gpu_worker.runner.workload import Workload
-from gpu_worker.store.layer_writer import STAGE_BYTES
+from gpu_worker.store.layer_copies import STAGE_BYTES
 
 # Where so few tokens follow on a known prefix, copying each layer to the arena by itself takes the host longer than the
 # device computes it.

@@ -135,12 +135,12 @@ class PromptRows(Prompt):
         assert kept is not None, f"layer {layer} of a known prefix is not kept"
         self._prove()
         place = layer % len(self._buffers)
-        return self._keeper.load_layer(self.sequence, kept, self._buffers[place], self._copied[place])
+        return self._offloader.load_layer(self.sequence, kept, self._buffers[place], self._copied[place])
 
     def _prove(self) -> None:
         """Have the known rows in the arena compared with their checksums, once."""
         if not self._is_proving:
-            self._is_proving, self._verified = True, self._keeper.verify(self.sequence)
+            self._is_proving, self._verified = True, self._offloader.verify(self.sequence)
 
     def positions(self, begin: int, end: int) -> range:
         """Return the positions of its tokens among those at [begin, end) of all that are computed together."""
@@ -200,7 +200,7 @@ class PromptRows(Prompt):
         if not kept:
             return
         in_arena = range(kept[0], kept[-1] + 1)
-        if (put := self._keeper.put_layers(self.sequence, in_arena, rows, begin)) is not None:
+        if (put := self._offloader.store_layers(self.sequence, in_arena, rows, begin)) is not None:
             for layer, (begun, ended) in zip(layers, times, strict=True):
                 self._computed.append(_Computed(layer, put, begun, ended))
             self._copied[layers[-1] % len(self._buffers)] = put
@@ -229,7 +229,7 @@ class PromptRows(Prompt):
                 # Prompts that are computed together have their indexes trained together.
                 seconds = self.share * computed.ended.seconds_since(computed.begun)
                 kept = self._kept(computed)
-                self.trained.append(self._offloader.trainings.build(sequence, kept, job, seconds))
+                self.trained.append(self._offloader.link.build_index(sequence, kept, job, seconds))
 
     def _take_verified(self) -> None:
         if self._verified is None or not self._verified.done():

@@ -22,9 +22,9 @@ from gpu_worker.state.batch import Batch, Group, join
 from gpu_worker.state.lane_inputs import LaneInputs, fill_drawn
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
-from gpu_worker.store.host_path import host_bytes
+from gpu_worker.store.host_rows import host_bytes
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.trainings import TrainedLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class DecodeStep:
         it `captures`. Nothing that running sequences have is changed. Raises CapacityError."""
         batch = self._caches.blank(sequences)
         # Without an arena the host fetches what is missed.
-        host_fetches = self._offloader.arena is None and any(one.can_miss for one in sequences)
+        host_fetches = self._offloader.arena.view is None and any(one.can_miss for one in sequences)
         try:
             if captures and self._captures_graphs and not host_fetches:
                 self.graphs.prepare(batch, self._caches.state, lambda table: self.forward(batch, table)[0])
@@ -152,7 +152,7 @@ class DecodeStep:
         may be tried again, and CapacityError and StoreUnavailable, which end this sequence alone."""
         if sequence.offloads:
             try:
-                self._offloader.reserve(sequence, sequence.num_tokens + 1)
+                self._offloader.extents.reserve(sequence, sequence.num_tokens + 1)
             except StoreSilent:
                 if not self._goes_on_without_store(sequence):
                     raise
@@ -163,9 +163,9 @@ class DecodeStep:
 
     def _goes_on_without_store(self, sequence: Sequence) -> bool:
         """Let the sequence leave a silent store that it no longer needs; return whether it does."""
-        if not self._offloader.silent_seconds or self._caches.needs_store_to_decode(sequence):
+        if not self._offloader.client.silent_seconds or self._caches.needs_store_to_decode(sequence):
             return False
-        self._offloader.go_on_without(sequence)
+        self._offloader.extents.stop_offloading(sequence)
         return True
 
     def _who_may_write(
@@ -176,7 +176,7 @@ class DecodeStep:
         offloading = [sequence for sequence in sequences if sequence.offloads]
         try:
             if offloading:
-                self._offloader.check()
+                self._offloader.link.check()
             return sequences
         except WorkerError as error:
             failed += [(one, error) for one in offloading if not self._goes_on_without_store(one)]
@@ -190,7 +190,7 @@ class DecodeStep:
 
     def _host_stores(self, batch: Batch) -> bool:
         """Return whether new rows go to the store through the host."""
-        return self._offloader.arena is None and any(sequence.offloads for sequence in batch.sequences)
+        return self._offloader.arena.view is None and any(sequence.offloads for sequence in batch.sequences)
 
     def forward(self, batch: Batch, table: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits [B, vocab]; and the new rows of the layers that the arena keeps, [B, L, H_kv, 2d], where the host must
@@ -198,7 +198,7 @@ class DecodeStep:
         decoder, rows = self._decoder, LaneInputs.of(table)
         hidden = decoder.embed(rows.token_ids)
         positions = rows.positions.clamp(min=0)
-        arena = self._offloader.arena
+        arena = self._offloader.arena.view
         arena_bytes = None if arena is None else arena.bytes
         offsets = None if arena is None else arena.offsets(rows.seats, rows.positions)
         layers, by_cache = self._caches.layers, self._caches.begin_step(batch, table)
@@ -247,13 +247,13 @@ class DecodeStep:
 
         def offload(sequence: Sequence) -> None:
             if sequence.offloads:
-                self._offloader.put_token(sequence, sequence.num_tokens - 1, data[places[sequence]])
+                self._offloader.store_token(sequence, sequence.num_tokens - 1, data[places[sequence]])
 
         return offload
 
     def _note_written(self, sequence: Sequence) -> None:
         if sequence.offloads:
-            self._offloader.wrote(sequence, sequence.num_tokens)
+            self._offloader.note_written(sequence, sequence.num_tokens)
 
 
 def _part(group: Group, query: Callable[[], Tensor]) -> Callable[[], Tensor]:

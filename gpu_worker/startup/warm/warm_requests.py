@@ -106,7 +106,7 @@ class SecondTurn:
             for answer in answers:
                 worker.engine.abort(answer.request_id)
             sessions.drop(CALLER, SESSION)
-            worker.runner.offloader.known.clear()
+            worker.runner.offloader.prefixes.clear()
 
 
 def warm_request(

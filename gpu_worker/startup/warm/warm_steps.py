@@ -127,7 +127,7 @@ def _sizes(worker: Assembled) -> list[int]:
 
 def _kinds(worker: Assembled, policy: str) -> list[Kind]:
     """None of a policy that selects at no step, or not on the device."""
-    if worker.runner.offloader.selects_in_store:
+    if worker.runner.offloader.client.selects_in_store:
         # The host takes part in every step that selects.
         return []
     sequence = _stand_in(worker, Kind(policy), worker.engine.info.max_model_len)

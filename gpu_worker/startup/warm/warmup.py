@@ -208,7 +208,7 @@ class WarmUp:
                 if not is_over():
                     with torch.inference_mode():
                         stage.run(self._worker, is_over)
-            while not (is_over() or self._worker.runner.offloader.is_settled):
+            while not (is_over() or self._worker.runner.offloader.arena.is_settled):
                 time.sleep(PAUSE_SECONDS)
         except WorkerError as error:
             logger.warning("the warm-up failed, first requests may take longer: %s", error)

@@ -64,7 +64,7 @@ def arena_rig(
             client=client,
             reuses_prefixes=reuses_prefixes,
         )
-        assert (rig.runner.offloader.arena is None) is (transport != "zero_copy")
+        assert (rig.runner.offloader.arena.view is None) is (transport != "zero_copy")
         yield store, rig
 
 
@@ -80,8 +80,8 @@ def served(transport: str) -> tuple[list[Record], EngineStats]:
         stats = rig.engine.stats()
         held = rig.client.stats()
         assert (held.num_sequences, held.held_bytes) == (0, 0)
-        if rig.runner.offloader.arena is not None:
-            assert bool((rig.runner.offloader.arena.slab_tables == -1).all())
+        if rig.runner.offloader.arena.view is not None:
+            assert bool((rig.runner.offloader.arena.view.slab_tables == -1).all())
         return records, stats
 
 
@@ -150,10 +150,10 @@ def test_a_store_that_was_restarted_is_read_and_written_anew() -> None:
         rig.submit(request("lost", "clusterkv", 30, prompt=random_prompt(120, 3), max_tokens=60))
         while len(rig.records["lost"].tokens) < 10:
             rig.step()
-        before = rig.runner.offloader.arena
+        before = rig.runner.offloader.arena.view
         restart(store, rig.client)
         again = rig.run(replace(one, request_id="again"))[0]
-        assert rig.runner.offloader.arena is not before
+        assert rig.runner.offloader.arena.view is not before
         assert again.tokens == alone.tokens
         assert untimed(again.usage) == untimed(alone.usage)
         assert isinstance(rig.records["lost"].error, Exception)
@@ -255,7 +255,7 @@ def test_what_the_store_kept_on_its_disk_is_read_and_others_do_not_wait_for_it(
             rig.run(replace(one, request_id=f"first {policy}"))
             store.server.store.settle()
             store.restart()
-            wait_until(rig.runner.offloader.renew)
+            wait_until(rig.runner.offloader.extents.renew)
             may_read.clear()
             rig.submit(one)
             unknown = random_prompt(60, len(policy))

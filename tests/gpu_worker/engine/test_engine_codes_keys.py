@@ -48,13 +48,13 @@ def expected() -> dict[str, list[int]]:
 def asked(rig: Rig) -> dict[str, list[bool]]:
     """Of each request's jobs, whether only codebooks were wanted."""
     found: dict[str, list[bool]] = {}
-    build = rig.runner.offloader.trainings.build
+    build = rig.runner.offloader.link.build_index
 
     def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
         found.setdefault(sequence.sequence_id, []).append(getattr(job.params, "codebooks_only", False))
         return build(sequence, layer, job, prefill_seconds)
 
-    rig.runner.offloader.trainings.build = note  # type: ignore[method-assign]
+    rig.runner.offloader.link.build_index = note  # type: ignore[method-assign]
     return found
 
 
@@ -84,13 +84,13 @@ def test_what_no_layer_hides_the_device_trains(
     free = registry(PQCache(num_bits=4))
     alone = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free, trains_indexes=True)
     layers, rig = [], Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free)
-    build = rig.runner.offloader.trainings.build
+    build = rig.runner.offloader.link.build_index
 
     def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
         layers.append(layer)
         return build(sequence, layer, job, prefill_seconds)
 
-    rig.runner.offloader.trainings.build = note  # type: ignore[method-assign]
+    rig.runner.offloader.link.build_index = note  # type: ignore[method-assign]
     asked_for = request("a", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45)
     for each in (rig, alone):
         each.run(asked_for)

@@ -366,8 +366,8 @@ def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
             0,
         )
         assert runner.pool.num_free_blocks == runner.pool.num_blocks
-        assert runner.offloader.num_sequences == 0
-        assert bool((runner.offloader.arena.slab_tables == -1).all())
+        assert not runner.offloader.extents
+        assert bool((runner.offloader.arena.view.slab_tables == -1).all())
 
 
 @pytest.mark.parametrize("policy", ["full", "snapkv", "pqcache"])
@@ -418,5 +418,5 @@ def test_a_captured_prompt_answers_alike_whatever_ran_before_and_is_the_same_in_
         positions = torch.arange(num_tokens, device="cuda")
         for layer, table in enumerate(tables):
             slots = physical_slots(table, positions.expand(len(table), -1))
-            in_arena = runner.offloader.reads.inspect(kept, layer, len(table))[:, :num_tokens]
+            in_arena = runner.offloader.host.inspect(kept, layer, len(table))[:, :num_tokens]
             assert torch.equal(in_arena, runner.pool.rows[slots])

@@ -27,7 +27,7 @@ def first_layers(rig: Rig, name: str) -> list[torch.Tensor]:
         rig.step()
     sequence = rig.sequence(name)
     return [
-        rig.runner.offloader.reads.inspect(sequence, layer, 2)[:, :PROMPT].clone()
+        rig.runner.offloader.host.inspect(sequence, layer, 2)[:, :PROMPT].clone()
         for layer in range(NUM_LAYERS)
     ]
 

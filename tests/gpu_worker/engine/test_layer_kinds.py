@@ -198,7 +198,7 @@ def test_the_arena_keeps_the_rows_of_other_layers_only(names: tuple[str, ...]) -
     assert sequence.offloads
     assert sequence.can_miss
     kept = rig.runner.caches.layers.num_kept
-    rig.runner.offloader.seal(sequence, sequence.num_tokens)
+    rig.runner.offloader.extents.seal(sequence, sequence.num_tokens)
     assert len(rig.store.sealed_at["one"]) == kept == 2
     num_bytes = sequence.num_tokens * kept * rig.store.layout.token_bytes
     assert rig.runner.caches.held_bytes(sequence)[1] == num_bytes

@@ -361,7 +361,7 @@ class Rig:
         assert self.runner.pool.num_free_blocks == self.runner.pool.num_blocks
         assert not self.runner.indexing
         assert not self.runner.prefills
-        assert not self.runner.offloader.num_sequences
+        assert not self.runner.offloader.extents
 
 
 def counted(stats: EngineStats) -> EngineStats:

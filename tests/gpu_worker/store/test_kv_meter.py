@@ -1,4 +1,4 @@
-"""What a step's stall is made of."""
+"""The waits that make up a step's stall."""
 
 from __future__ import annotations
 

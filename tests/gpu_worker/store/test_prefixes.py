@@ -21,7 +21,7 @@ from offload_rig import make_sequence
 from gpu_worker.engine.request import Status
 from gpu_worker.policies.base import Family
 from gpu_worker.records import GenerationRequest, ProgressEvent
-from gpu_worker.store.prefixes import PrefixChain, model_root
+from gpu_worker.store.prefixes import Prefixes, model_root
 
 RECALL = sorted(name for name, policy in every_small_policy().items() if policy.family is Family.RECALL)
 # Their scores need the queries of the whole prompt.
@@ -123,12 +123,12 @@ def test_a_store_that_came_back_empty_shares_nothing_of_before() -> None:
 
 
 def test_a_chain_names_all_that_came_before() -> None:
-    chain = PrefixChain(ROOT, 16)
+    prefixes = Prefixes(ROOT, 16)
 
     def named(prompt: tuple[int, ...], **changes: object) -> tuple[bytes, ...]:
         sequence = make_sequence("a", 0, len(prompt))
         sequence.request = replace(sequence.request, prompt_token_ids=prompt, **changes)
-        return chain.hashes(sequence)
+        return prefixes.names(sequence)[0]
 
     prompt = tuple(range(50))
     names = named(prompt)

@@ -133,7 +133,7 @@ def test_a_known_prefix_is_read_where_the_arena_has_no_room_for_more() -> None:
 
 
 def check_giving_way(rig: Rig, needs: GenerationRequest) -> None:
-    """Who needs the store's room takes that of a prompt which is only copied there."""
+    """Check that a request which needs the arena takes the space of a prompt that is only copied there."""
     rig.run(request("known", prompt=DOCUMENT[:65], max_tokens=1))
     copied = request("copied", prompt=DOCUMENT, max_tokens=20)
     rig.submit(copied)
@@ -172,7 +172,7 @@ def test_a_prefix_that_is_lost_while_it_is_read_is_computed(lost: Exception, num
     assert stats.requests_failed_total == 0
     assert stats.fallbacks_total["recompute"] == (cached_tokens == 0)
     rig.engine.check_store()
-    assert rig.runner.offloader.num_sequences == 0
+    assert not rig.runner.offloader.extents
 
 
 @pytest.mark.parametrize("failure", [StoreUnreachable("gone"), StoreSilent("hangs")])

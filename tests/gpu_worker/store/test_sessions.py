@@ -43,7 +43,7 @@ def cached(rig: Rig, one: GenerationRequest) -> int:
 
 
 def crowd(rig: Rig, salt: bytes = b"me") -> None:
-    """So many other prompts of a caller that none of its own from before is left that nobody keeps."""
+    """Run so many other prompts of a caller that none of its earlier ones is left, except in sessions."""
     for number in range(NUM_PROMPTS):
         rig.run(asked(f"crowd {salt!r} {number}", random_prompt(260, seed=100 + number), salt=salt))
 
@@ -147,7 +147,7 @@ def test_a_dropped_session_gives_its_bytes_back_and_a_pinned_one_outlives_the_ot
 def test_a_dropped_session_comes_back_with_a_later_request_only(
     rig: Rig, policy: str, status: Status
 ) -> None:
-    """Whether the request that is there keeps its rows in the store or only copies them there."""
+    """Hold for a request that keeps its rows in the store, and for one that only copies them there."""
     sessions, client = rig.runner.offloader.sessions, rig.client  # type: ignore[attr-defined]
     rig.run(replace(asked("first", CHAT, "a chat"), policy=policy))
     base = client.stats().reserved_bytes - 256 * TOKEN_BYTES

@@ -1,4 +1,4 @@
-"""What an engine knows of a store that goes and comes back while nobody asks it for anything."""
+"""An idle engine's view of a store that stops and comes back."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ def test_an_idle_worker_lets_a_dead_stores_memory_go_and_never_waits_for_it() ->
         sequence = make_sequence("a", 0, 40)
         prefill(offloader, sequence)
         store.server.close()
-        wait_until(lambda: not offloader.is_reachable)
+        wait_until(lambda: not offloader.link.is_reachable)
         # somebody may read there still
-        assert not offloader.renew()
-        assert offloader.arena is not None
-        offloader.release(sequence)
-        assert not offloader.renew()
-        assert offloader.arena is None
+        assert not offloader.extents.renew()
+        assert offloader.arena.view is not None
+        offloader.extents.release(sequence)
+        assert not offloader.extents.renew()
+        assert offloader.arena.view is None
         assert client.arena.size == 0
         # far less than the time that attaching would wait
         begun = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            offloader.open(make_sequence("b", 1, 40), 41)
+            offloader.extents.open(make_sequence("b", 1, 40), 41)
         assert time.monotonic() - begun < PATIENCE
         offloader.close()

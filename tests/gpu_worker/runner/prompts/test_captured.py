@@ -205,18 +205,18 @@ def test_nobody_waits_for_rows_on_their_way_while_a_stream_goes_on() -> None:
     while not rig.records["a"].tokens:
         rig.engine.step()
     rig.engine.step()
-    put_layers, waited = rig.runner.offloader.put_layers, list[int]()
+    store_layers, waited = rig.runner.offloader.store_layers, list[int]()
 
     class Late(SlowMark):
         def wait(self) -> None:
             waited.append(len(rig.records["a"].tokens))
             super().wait()
 
-    def put_late(sequence: Sequence, layers: range, rows: Tensor) -> Mark:
-        put_layers(sequence, layers, rows)
+    def store_late(sequence: Sequence, layers: range, rows: Tensor) -> Mark:
+        store_layers(sequence, layers, rows)
         return Late()
 
-    rig.runner.offloader.put_layers = put_late  # type: ignore[method-assign]
+    rig.runner.offloader.store_layers = store_late  # type: ignore[method-assign]
     rig.submit(request("b", "pqcache", 100, prompt=random_prompt(80, 2)))
     before = len(rig.records["a"].tokens)
     for _ in range(2):

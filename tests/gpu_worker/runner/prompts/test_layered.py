@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -18,9 +19,8 @@ from gpu_worker.errors import PrefixLost, StoreUnavailable
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
-from gpu_worker.store.prompt_copies import PromptCopies
-from gpu_worker.store.trainings import TrainedLayer
 
 CPU = torch.device("cpu")
 NUM_TOKENS, CHUNK, MAX_TOKENS = 50, 20, 64
@@ -46,14 +46,8 @@ class SlowMark(Mark):
         self.num_held += 1
 
 
-# Of no prompt, so that nothing behind it is asked.
-NO_COPIES = PromptCopies(None, None, None, None, {}, None, CPU)  # type: ignore[arg-type]
-
-
 class SlowOffloader(Offloader):
     """Copies that take until their marks are reached; notes what it is asked."""
-
-    copies_aside = True  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.marks: list[SlowMark] = []
@@ -62,16 +56,16 @@ class SlowOffloader(Offloader):
         self.sealed: list[int] = []
         self.seconds: list[float] = []
         self.fails_at = -1
-        self.copies = NO_COPIES
-        # It is asked for indexes itself.
-        self.trainings = self  # type: ignore[assignment]
+        self.arena = SimpleNamespace(copies_aside=True)  # type: ignore[assignment]
+        # It is asked for extents and indexes itself.
+        self.extents = self.link = self  # type: ignore[assignment]
         # Layers whose known rows were asked for, each with those computed by then.
         self.loaded: list[tuple[int, int]] = []
         self.loading: list[SlowMark] = []
         self.verified: Future[int] | None = None
 
-    def holds(self, sequence: Sequence) -> bool:
-        return True
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.offloads
 
     def load_layer(self, sequence: Sequence, layer: int, rows: Tensor, free: Mark | None = None) -> Mark:
         # The layer before the last one had the same rows.
@@ -84,7 +78,9 @@ class SlowOffloader(Offloader):
     def verify(self, sequence: Sequence) -> Future[int] | None:
         return self.verified
 
-    def put_layers(self, sequence: Sequence, layers: range, rows: Tensor, begin: int = 0) -> Mark:
+    def store_layers(self, sequence: Sequence, layers: range, rows: Tensor, begin: int = 0) -> Mark | None:
+        if sequence not in self:
+            return None
         assert begin in (0, sequence.num_cached)
         if self.fails_at in layers:
             raise StoreUnavailable("gone")
@@ -101,7 +97,10 @@ class SlowOffloader(Offloader):
         assert all(self._by_layer[sequence.sequence_id, layer].is_reached for layer in layers)
         self.sealed += layers
 
-    def build(
+    def seal_copy(self, sequence: Sequence) -> None:
+        """Do nothing: there are no copies."""
+
+    def build_index(
         self, sequence: Sequence, layer: int, job: IndexJob, prefill_seconds: float = 0.0
     ) -> TrainedLayer:
         assert layer in self.sealed

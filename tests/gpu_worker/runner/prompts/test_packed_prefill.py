@@ -273,8 +273,8 @@ def test_one_whose_known_prefix_is_lost_is_computed_anew_and_the_others_go_on(
     new = request("new", prompt=random_prompt(70, 8))
     rig = packing(reuses_prefixes=True)
     rig.run(request("first", prompt=SEEN_BY_ALL, max_tokens=1))
-    copies = rig.runner.offloader.copies
-    load_layer = copies.load_layer
+    offloader = rig.runner.offloader
+    load_layer = offloader.load_layer
 
     def lost(sequence: Sequence, layer: int, *rest: object) -> Mark:
         if layer < NUM_LAYERS - 1:
@@ -282,7 +282,7 @@ def test_one_whose_known_prefix_is_lost_is_computed_anew_and_the_others_go_on(
         monkeypatch.undo()
         raise PrefixLost("gone")
 
-    monkeypatch.setattr(copies, "load_layer", lost)
+    monkeypatch.setattr(offloader, "load_layer", lost)
     rig.submit(known, new)
     rig.step()
     assert len(set(rig.runner.prefills.values())) == 1

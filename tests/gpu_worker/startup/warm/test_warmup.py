@@ -91,7 +91,7 @@ def check_unused(rig: Rig) -> None:
     assert rig.runner.pool.num_used_slots == 0
     assert not rig.store.prefixes
     assert not rig.store.sessions
-    assert rig.runner.offloader.num_sequences == 0
+    assert not rig.runner.offloader.extents
     assert len(rig.runner.prefills) == len(rig.runner.indexing) == 0
     rig.check_empty()
 
@@ -319,8 +319,8 @@ def test_it_ends_when_time_is_up_or_the_worker_is_to_stop(
 def test_it_waits_for_the_arena_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     looks = iter([False, False, True])
-    monkeypatch.setattr(type(rig.runner.offloader), "is_settled", property(lambda self: next(looks)))
+    monkeypatch.setattr(type(rig.runner.offloader.arena), "is_settled", property(lambda self: next(looks)))
     Warm(rig, monkeypatch).warm_up.run()
     assert next(looks, None) is None
-    monkeypatch.setattr(type(rig.runner.offloader), "is_settled", False)
+    monkeypatch.setattr(type(rig.runner.offloader.arena), "is_settled", False)
     Warm(rig, monkeypatch, limit_seconds=0.0).warm_up.run()

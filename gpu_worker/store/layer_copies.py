@@ -1,4 +1,4 @@
-"""Writes prefilled layers into the arena's slabs beside what is computed next."""
+"""Copies of layers between the device and the arena's slabs, while another layer is computed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_worker.device import Mark
+from gpu_worker.device import Mark, SideStream
 from gpu_worker.row_format import row_word
 from gpu_worker.store.arena import ArenaView
-from gpu_worker.store.side_stream import SideStream
 
-# Rows in slab order that wait for their copy: enough for one copy to be long, little beside a layer.
+# Bytes of staged rows in slab order: enough for one copy to be long, few next to those of a layer.
 STAGE_BYTES = 64 << 20
 
 
 class LayerWriter:
-    """Puts rows into the order of slabs on the device, then copies runs of slabs, all on a stream of its own.
+    """Writes prefilled layers: puts rows into the order of slabs on the device, then copies runs of slabs, all on a
+    side stream.
 
     The copies need only the bus, and reordering takes a few microseconds for every millisecond of copying.
     """
@@ -60,7 +60,10 @@ class LayerWriter:
         self._beside.wait()
 
     def _write_some(self, words: Tensor, begin: int, slabs: npt.NDArray[np.int32]) -> None:
-        """Slabs of each layer from its `begin` on to the arena's, [L, n slabs]. words: of rows, [L, H_kv, n, words]."""
+        """Write the slabs of each layer from its `begin` on to the arena's, [L, n slabs].
+
+        words: the rows as words, [L, H_kv, n, words].
+        """
         self._put_in_order(words, begin, slabs.shape[1])
         places = slabs.ravel()
         per_granule = self._arena.granule_bytes // self._arena.layout.slab_bytes
@@ -68,7 +71,7 @@ class LayerWriter:
             self._write_run(first, end, int(places[first]))
 
     def _write_run(self, first: int, end: int, slab: int) -> None:
-        """What is staged at [first, end) to the arena's slabs from `slab` on."""
+        """Copy the staged slabs [first, end) to the arena's slabs from `slab` on."""
         stage, _ = self._staging()
         host, slab_bytes, used = self._arena.host, self._arena.layout.slab_bytes, self._used_bytes
         # Where slabs are full their rows are one copy.
@@ -102,6 +105,60 @@ class LayerWriter:
             with torch.inference_mode(False):
                 self._stage = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
                 self._staged_heads = self._stage.view(self._word).unflatten(0, by_head)
+        return self._stage, self._staged_heads
+
+
+class LayerReader:
+    """Reads layers of a known prefix: copies runs of slabs, then puts their rows into the order of heads on the device,
+    all on a side stream."""
+
+    def __init__(self, arena: ArenaView, device: torch.device, stage_bytes: int = STAGE_BYTES) -> None:
+        layout = arena.layout
+        self._arena = arena
+        self._device = device
+        self._used_bytes = arena.num_kv_heads * layout.tokens_per_slab * layout.row_format.row_bytes
+        self._most = max(1, stage_bytes // layout.slab_bytes)
+        self._beside = SideStream(device)
+        # Moved in the widest words that a row is a multiple of, as they were written.
+        self._word = row_word(layout.row_format.row_bytes)
+        self._stage: Tensor | None = None
+        self._staged_heads: Tensor | None = None
+
+    def read(self, slabs: npt.NDArray[np.int32], rows: Tensor, free: Mark | None = None) -> Mark:
+        """Start to fill rows [H_kv, n, 2d] with n tokens, which fill these slabs; they must be in `slab_tables`.
+
+        free: mark from which on rows may be written, while the work that is queued by now runs. At the returned mark
+        all of them are there; until then nothing else may read or write them.
+        """
+        layout = self._arena.layout
+        per_granule = self._arena.granule_bytes // layout.slab_bytes
+        with self._beside.queue():
+            if free is not None:
+                free.hold()
+            # Few operations: a layer is read in less time than many of them take the host.
+            wanted = rows.view(self._word).unflatten(1, (-1, layout.tokens_per_slab))
+            for begin, end in contiguous_runs(slabs, self._most, per_granule):
+                self._read_run(wanted[:, begin:end], int(slabs[begin]))
+            return Mark(self._device)
+
+    def _read_run(self, wanted: Tensor, slab: int) -> None:
+        """Copy the arena's slabs from `slab` on to `wanted`, [H_kv, n, tokens of a slab, words of a row]."""
+        num_slabs, slab_bytes = wanted.shape[1], self._arena.layout.slab_bytes
+        stage, heads = self._staging()
+        place = self._arena.host[slab * slab_bytes : (slab + num_slabs) * slab_bytes]
+        stage[: num_slabs * slab_bytes].copy_(place, non_blocking=True)
+        wanted.copy_(heads[:, :num_slabs])
+
+    def _staging(self) -> tuple[Tensor, Tensor]:
+        """The stage, uint8 [bytes], and its rows by heads, [H_kv, slabs, tokens of a slab, words of a row]."""
+        if self._stage is None or self._staged_heads is None:
+            layout, num_heads = self._arena.layout, self._arena.num_kv_heads
+            with torch.inference_mode(False):
+                num_bytes = self._most * layout.slab_bytes
+                self._stage = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+                used = self._stage.view(self._most, -1)[:, : self._used_bytes].view(self._word)
+                by_slab = used.unflatten(1, (num_heads, layout.tokens_per_slab, -1))
+                self._staged_heads = by_slab.transpose(0, 1)
         return self._stage, self._staged_heads
 
 

@@ -1,4 +1,4 @@
-"""Work beside the current stream is behind what was queued before it, and before what waits for it; captured too."""
+"""A side stream runs after the work queued before it, and before what waits for it; in captured graphs too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.store.side_stream import SideStream
+from gpu_worker.device import SideStream
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 SLOW = 20_000_000
