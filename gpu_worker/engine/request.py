@@ -77,7 +77,7 @@ class Request:
 
     @property
     def waits_aside(self) -> bool:
-        """Whether it waits for what others may not need, and may be overtaken by them."""
+        """It waits for something that other requests may not need, so these may overtake it."""
         return self.waits_for_arena or self.waits_for_seat
 
     @property

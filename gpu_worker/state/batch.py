@@ -131,7 +131,7 @@ class Batch:
 
     @property
     def can_pad(self) -> bool:
-        """Whether lanes may be added to every group."""
+        """Lanes may be added to every group."""
         return None not in self.unused
 
     @classmethod
