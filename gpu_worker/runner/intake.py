@@ -62,7 +62,6 @@ class Intake:
             policy=policy,
             plan=plan,
             sampler=sampler,
-            max_tokens=max_tokens,
             capacity=num_prompt + max_tokens,
             num_prefill=num_prefill,
             is_open_ended=num_prompt + max_tokens == self._max_model_len,

@@ -58,7 +58,7 @@ class Places:
             if has_slots:
                 self._caches.release(sequence)
             sequence.seat = -1
-        elif not sequence.has_given_way:
+        elif not sequence.was_preempted:
             sequence.num_reused = sequence.num_cached
         return Admitted(is_open, needs_arena, sequence.num_cached, missing_bytes, error, self.lost())
 
@@ -77,7 +77,7 @@ class Places:
             self._offloader.link.check_answers()
             if not may_open:
                 return False
-            room = max(sequence.num_prefill, sequence.known_tokens if sequence.has_given_way else 0) + 1
+            room = max(sequence.num_prefill, sequence.known_tokens if sequence.was_preempted else 0) + 1
             sequence.num_cached = self._offloader.extents.open(sequence, room, names, num_reusable)
         else:
             sequence.num_cached = self._offloader.extents.open_copy(sequence, names, num_reusable)

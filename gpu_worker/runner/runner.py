@@ -115,7 +115,7 @@ class LocalRunner:
             prefill = self.prefills.begin(sequences)
         except CapacityError as error:
             return Outcome(failed=[Failure(name, error) for name in request_ids])
-        progress = [_progress(sequence, 0) for sequence in sequences if not sequence.has_given_way]
+        progress = [_progress(sequence, 0) for sequence in sequences if not sequence.was_preempted]
         return Outcome(events=[*progress], passes=[_pass_of(prefill)])
 
     @in_step
@@ -133,7 +133,7 @@ class LocalRunner:
         outcome.events += [
             _progress(sequence, prompt.computed_tokens)
             for sequence, prompt in running.items()
-            if not sequence.has_given_way
+            if not sequence.was_preempted
         ]
         done = {prompt.sequence for prompt in prefill.done}
         silent = {one for one, error in failed if isinstance(error, StoreSilent)} - done

@@ -33,6 +33,21 @@ class KeptLayer:
         return [count + grown for count in self.counts]
 
 
+@dataclass(slots=True)
+class Kept:
+    """The rows that a compressed sequence keeps.
+
+    at: `num_tokens` of the sequence when it was compressed last.
+    longest: rows of the head that kept most then; total: of all heads and layers.
+    layers: more of each layer, by number.
+    """
+
+    at: int = 0
+    longest: int = 0
+    total: int = 0
+    layers: dict[int, KeptLayer] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """A request as the runner executes it. `seat` is its index in every seated tensor, -1 before admission.
@@ -53,8 +68,6 @@ class Sequence:
     ring_size: window tokens and the new one, at most, where it selects.
     leaving: the position that leaves the window at the next step, -1 for none.
     offloads: its rows go to the store; known once it is admitted.
-    kept_at: of a compressed sequence, `num_tokens` when it last was; longest_kept, num_kept: the rows of the head that
-    kept most then, and of all heads and layers together; kept_layers: more of each layer.
     mark: its policy's number for the next step.
     is_scored: the prompt's log probabilities were emitted.
     """
@@ -63,7 +76,6 @@ class Sequence:
     policy: Policy
     plan: Plan
     sampler: SamplerState
-    max_tokens: int
     capacity: int
     num_prefill: int
     is_open_ended: bool = False
@@ -80,7 +92,7 @@ class Sequence:
     forced: deque[int] = field(default_factory=deque)
     generated: list[int] = field(default_factory=list)
     num_reused: int = 0
-    has_given_way: bool = False
+    was_preempted: bool = False
     is_scored: bool = False
     num_slots: int = 0
     num_grown_slots: int = 0
@@ -88,10 +100,7 @@ class Sequence:
     offloads: bool = False
     ring_size: int = 0
     leaving: int = -1
-    kept_at: int = 0
-    longest_kept: int = 0
-    num_kept: int = 0
-    kept_layers: dict[int, KeptLayer] = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
     mark: int = 0
     fetched_bytes: int = 0
     meter: Meter = field(default_factory=Meter)
@@ -151,7 +160,7 @@ class Sequence:
         """Why nothing may follow the token that was sampled last; None: something may."""
         if self.next_token in self.sampler.end_token_ids or self.sampler.is_complete:
             return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_output >= self.max_tokens else None
+        return FinishReason.LENGTH if self.num_output >= self.request.sampling.max_tokens else None
 
     def preempt(self) -> None:
         """Wait again, with all tokens and nothing that was computed of them; its seat, slots and slabs are freed.
@@ -165,7 +174,7 @@ class Sequence:
         else:
             self.num_prefill = self.known_tokens
             self.forced.clear()
-        self.has_given_way = True
+        self.was_preempted = True
         self.is_prefilled = False
         self.names = self.resident = self.left = None
         self.next_token = -1
@@ -173,8 +182,8 @@ class Sequence:
         self.window_begin = self.policy.window_begin(self.plan, first)
         self.leaving = -1
         self.offloads = False
-        self.kept_at = self.longest_kept = self.num_kept = self.mark = 0
-        self.kept_layers.clear()
+        self.kept = Kept()
+        self.mark = 0
 
     def begin_again(self) -> None:
         """Wait again, with a prompt that is computed in vain. Where a token was forced behind it, that is so again; a

@@ -71,7 +71,7 @@ class RetainCache(Cache):
 
     def _room(self, sequence: Sequence) -> int:
         """Slots of each head for tokens decoded since it was last compressed."""
-        begin = max(sequence.num_prefill, sequence.kept_at)
+        begin = max(sequence.num_prefill, sequence.kept.at)
         return retain_policy(sequence).room(sequence.plan, sequence.capacity - begin)
 
     def needs_store(self, sequence: Sequence) -> bool:
@@ -93,7 +93,7 @@ class RetainCache(Cache):
         prompt = LayerRows.of_prompt(
             layer, self.num_layers, rows, queries, self._shape.scale, seed, self._positions
         )
-        sequence.kept_at = sequence.num_prefill
+        sequence.kept.at = sequence.num_prefill
         self._keep(sequence, range(layer, layer + 1), self._compress(sequence, prompt))
 
     def _compress(self, sequence: Sequence, rows: LayerRows) -> Retained:
@@ -116,9 +116,9 @@ class RetainCache(Cache):
                 "ask for a smaller budget or fewer tokens, or start with fewer --max-num-seqs"
             ) from error
         if layers.start == 0:
-            sequence.longest_kept = sequence.num_kept = 0
-        sequence.longest_kept = max(sequence.longest_kept, longest)
-        sequence.num_kept += sum(counts)
+            sequence.kept.longest = sequence.kept.total = 0
+        sequence.kept.longest = max(sequence.kept.longest, longest)
+        sequence.kept.total += sum(counts)
         is_final, num_heads = policy.recompression(sequence.plan) is None, self._shape.num_kv_heads
         for layer, first in zip(layers, range(0, len(counts), num_heads), strict=True):
             heads = slice(first, first + num_heads)
@@ -126,7 +126,7 @@ class RetainCache(Cache):
                 seat, layer, [num_blocks(count + room) for count in counts[heads]], is_final
             )
             history = None if retained.history is None else retained.history[heads]
-            sequence.kept_layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
+            sequence.kept.layers[layer] = KeptLayer(tuple(counts[heads]), room, retained.rounds, history)
         self._rows.write(seat, layers, retained, room)
 
     def advance(self, sequence: Sequence) -> None:
@@ -136,9 +136,9 @@ class RetainCache(Cache):
         again = policy.recompression(plan)
         if again is None:
             return
-        num_decoded = sequence.num_tokens - sequence.kept_at
+        num_decoded = sequence.num_tokens - sequence.kept.at
         if num_decoded >= again.interval:
-            sequence.kept_at = sequence.num_tokens
+            sequence.kept.at = sequence.num_tokens
             layers, step = range(self.num_layers), self._layers_at_once(sequence, again)
             for first in layers[::step]:
                 together = layers[first : first + step]
@@ -148,23 +148,23 @@ class RetainCache(Cache):
                     together,
                     self._compress(sequence, self._rows.read(sequence, together, num_decoded)),
                 )
-        sequence.mark = again.mark(sequence.kept_at + again.interval - sequence.num_tokens)
+        sequence.mark = again.mark(sequence.kept.at + again.interval - sequence.num_tokens)
 
     def _layers_at_once(self, sequence: Sequence, again: Recompression) -> int:
         """How many layers may be compressed together while the sequence decodes. Their temporaries take no more memory
         than those of one prompt of the greatest length, which is reserved as float32."""
         if not again.together:
             return 1
-        num_rows = sequence.longest_kept + again.interval
+        num_rows = sequence.kept.longest + again.interval
         return max(1, 4 * self._shape.max_model_len // (self._shape.dtype.itemsize * num_rows))
 
     def group_shape(
         self, sequences: list[Sequence], num_lanes: int, num_tokens: int, buckets: Buckets
     ) -> GroupShape:
         longest = max(
-            sequence.longest_kept + sequence.num_tokens - sequence.kept_at + 1 for sequence in sequences
+            sequence.kept.longest + sequence.num_tokens - sequence.kept.at + 1 for sequence in sequences
         )
-        room = max(sequence.longest_kept + self._room(sequence) for sequence in sequences)
+        room = max(sequence.kept.longest + self._room(sequence) for sequence in sequences)
         num_positions = min(buckets.positions(min(longest, room)), self.kept.width)
         return GroupShape(sequences[0].policy.name, False, num_lanes, num_positions)
 
@@ -172,7 +172,7 @@ class RetainCache(Cache):
         return RetainStep(group, retain_policy(group.sequences[0]), self._parts)
 
     def snapshot(self, sequence: Sequence, place: LanePlace, most: int) -> Snapshot:
-        width = min(self.kept.width, sequence.longest_kept + sequence.num_tokens - sequence.kept_at)
+        width = min(self.kept.width, sequence.kept.longest + sequence.num_tokens - sequence.kept.at)
         most = min(most, max(1, MAX_ELEMENTS // (self._shape.num_kv_heads * width)))
         kept = spread(range(self.num_layers), most)
         positions = torch.stack([self.kept.positions[sequence.seat, layer, :, :width] for layer in kept])
@@ -185,6 +185,6 @@ class RetainCache(Cache):
             meter = sequence.meter
             # Where every step evicts, the new token's slot is the only one in addition to what was kept.
             evicts = retain_policy(sequence).evicts
-            grown = 0 if evicts else sequence.num_tokens - sequence.kept_at
+            grown = 0 if evicts else sequence.num_tokens - sequence.kept.at
             meter.num_layer_steps += num_layers
-            meter.attended_tokens += sequence.num_kept / self._shape.num_kv_heads + num_layers * grown
+            meter.attended_tokens += sequence.kept.total / self._shape.num_kv_heads + num_layers * grown

@@ -29,7 +29,7 @@ class KeptRows:
     def read(self, sequence: Sequence, layers: range, num_decoded: int) -> LayerRows:
         """The rows of these layers by now; heads shorter than the longest are padded. The layers were compressed in
         as many rounds, and as many tokens ago."""
-        held = [sequence.kept_layers[layer] for layer in layers]
+        held = [sequence.kept.layers[layer] for layer in layers]
         lengths = list(chain.from_iterable(one.lengths(num_decoded) for one in held))
         count = max(lengths)
         place = sequence.seat, slice(layers.start, layers.stop), slice(None), slice(count)

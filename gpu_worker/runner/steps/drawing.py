@@ -51,7 +51,7 @@ class Sampling:
             for sequence in sequences:
                 if sequence.forced:
                     sequence.next_token = sequence.forced.popleft()
-                    self.num_forced += not sequence.has_given_way
+                    self.num_forced += not sequence.was_preempted
             index = to_device(np.array(places, np.int64), logits.device)
             sequences, logits = [sequences[place] for place in places], logits[index]
         if not sequences:

@@ -330,7 +330,7 @@ def test_compressing_again_does_not_wait_for_the_device() -> None:
         sequence = runner.sequences[engine.scheduler.with_status(Status.DECODE)[0].request_id]
         # Once for what is compiled then.
         for is_first in (True, False):
-            step_until(engine, lambda: sequence.num_tokens - sequence.kept_at == 128)
+            step_until(engine, lambda: sequence.num_tokens - sequence.kept.at == 128)
             torch.cuda.synchronize()
             with torch.inference_mode():
                 torch.cuda.set_sync_debug_mode("default" if is_first else "error")
@@ -338,7 +338,7 @@ def test_compressing_again_does_not_wait_for_the_device() -> None:
                     runner.decode.advance(sequence)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
-            assert sequence.kept_at == sequence.num_tokens
+            assert sequence.kept.at == sequence.num_tokens
 
 
 def test_two_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:

@@ -48,11 +48,11 @@ def test_the_host_waits_at_most_once_for_layers_that_are_compressed_together(
     monkeypatch.setattr(RetainCache, "_layers_at_once", lambda cache, sequence, again: at_once)
     rig, sequence = decoding(policy, 40)
     for _ in range(2):
-        while sequence.num_tokens - sequence.kept_at < INTERVAL:
+        while sequence.num_tokens - sequence.kept.at < INTERVAL:
             rig.step()
         with torch.inference_mode(), DeviceReads() as reads:
             rig.runner.decode.advance(sequence)
-        assert sequence.kept_at == sequence.num_tokens
+        assert sequence.kept.at == sequence.num_tokens
         assert len(reads.found) == waits * -(-NUM_LAYERS // at_once), reads.found
     rig.drain()
     rig.check_empty()
@@ -75,8 +75,8 @@ def test_the_host_knows_how_many_slots_each_head_has_filled(policy: RetainPolicy
     kept = rig.runner.caches.retain.kept
     unequal = False
     while len(rig.records["one"].tokens) < 60:
-        num_decoded = sequence.num_tokens - sequence.kept_at
-        known = [sequence.kept_layers[layer].lengths(num_decoded) for layer in range(NUM_LAYERS)]
+        num_decoded = sequence.num_tokens - sequence.kept.at
+        known = [sequence.kept.layers[layer].lengths(num_decoded) for layer in range(NUM_LAYERS)]
         assert known == kept.lengths[sequence.seat].tolist()
         assert known == (kept.positions[sequence.seat] >= 0).sum(dim=-1).tolist()
         unequal |= len({count for counts in known for count in counts}) > 1
