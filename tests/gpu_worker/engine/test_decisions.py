@@ -1,4 +1,4 @@
-"""What the engine decides, over a runner of numbers alone."""
+"""Decisions of the engine, over a runner of numbers alone."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def small_policies() -> dict[str, Policy]:
 
 
 def small_policies_alone() -> tuple[Policy, ...]:
-    """Those that are not in `registry` with their defaults."""
+    """The policies whose hyper-parameters differ from those in `registry`."""
     return (
         PQCache(num_bits=3, num_sink=4),
         ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40),
@@ -140,7 +140,7 @@ def every_small_policy() -> dict[str, Policy]:
 
 
 def tried() -> dict[str, Policy]:
-    """Of `every_small_policy` each method and variant that selects, and the wrappers around H2O alone, which evicts,
+    """Each method and variant of `every_small_policy` that selects, and the wrappers around H2O alone, which evicts,
     scores while it decodes, and shares unequally within them: what else they wrap reaches them by the same calls."""
     return {
         name: policy
@@ -371,7 +371,7 @@ def counted(stats: EngineStats) -> EngineStats:
 
 
 def tokens_alone(one: GenerationRequest, *, full_layers: int = 0) -> list[int]:
-    """Of a request in an engine that has nothing else to do, with all that it needs."""
+    """Return a request's answer from an engine that has nothing else to do, with all that it needs."""
     return [*_tokens_alone(replace(one, request_id="alone"), full_layers)]
 
 

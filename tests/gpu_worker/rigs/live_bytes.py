@@ -35,7 +35,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def as_kernel(self, reference: Callable[..., Any]) -> Callable[..., Any]:
-        """What is alive while a kernel runs in the reference's place: its results."""
+        """Return the reference as a kernel in its place: only its results are counted."""
 
         def kernel(*operands: Any) -> Any:
             self._is_paused = True

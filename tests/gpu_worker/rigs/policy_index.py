@@ -42,14 +42,14 @@ def kmeans_segment(centroids: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def candidates_of(query: Tensor, spans: dict[int, tuple[int, int]], layer: int, extra: int = 0) -> Candidates:
-    """Of seats with these spans. query: [B, H_q, d], the early one too. extra: positions beyond the largest end."""
+    """Return the candidates of seats with these spans. query: [B, H_q, d], the early one too. extra: positions beyond the largest end."""
     begin, end = torch.tensor(list(spans.values())).T
     seats, num_positions = torch.tensor(list(spans)), int(end.max()) + extra
     return Candidates(layer, queries_of(query), seats, begin, end, num_positions, SHAPE.scale)
 
 
 def queries_of(own: Tensor, early: Tensor | None = None) -> StepQueries:
-    """Of one layer; the early ones are the same if not given."""
+    """Return the queries of one layer; the early ones are the same if not given."""
     return StepQueries(own, lambda: own if early is None else early)
 
 

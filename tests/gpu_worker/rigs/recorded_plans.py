@@ -57,7 +57,7 @@ def tokens_of(plans: list[Recorded]) -> dict[str, list[int]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value could cross a pipe: records, numbers, texts, errors, arrays, and lists of them."""
+    """Return whether a value could cross a pipe: records, numbers, texts, errors, arrays, and lists of them."""
     if dataclasses.is_dataclass(value):
         return all(is_plain(getattr(value, each.name)) for each in dataclasses.fields(value))
     if isinstance(value, dict):

@@ -104,7 +104,7 @@ def prompt_keys(head_dim: int, dtype: torch.dtype) -> Arguments:
 
 
 def unusual_keys() -> Arguments:
-    """Of the first and last two keys, which are the mean, the scale is 0; of the long one it is bounded."""
+    """Make the first and last two keys the mean, with scale 0, and one so long that its scale is bounded."""
     keys = torch.zeros(1, 3, 64)
     keys[0, 1] = 3e5 * torch.randn(64, generator=torch.Generator().manual_seed(0))
     return prompt_keys(64, float32) | {
