@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine.request import Status
-from gpu_worker.errors import CapacityError, ConfigError, InvalidLogits, RequestError, WorkerError
+from gpu_worker.errors import CapacityError, ConfigError, RequestError, WorkerError
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.quest.policy import Quest
@@ -38,14 +37,11 @@ from gpu_worker.policies.recall import TrainedSegment
 from gpu_worker.policies.retain import LayerRows, Retained
 from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import (
-    Budget,
     CompleteEvent,
     ErrorEvent,
     Event,
     FinishReason,
-    GenerationRequest,
     ProgressEvent,
-    SamplingParams,
     TokenEvent,
 )
 from gpu_worker.runner.prompts.in_progress import AnyPass
@@ -103,15 +99,6 @@ def test_the_memory_that_a_request_held_is_told(policy: str) -> None:
     in_arena = policy in SELECTING
     assert usage.host_bytes == (308 * TOKEN_BYTES if in_arena else 0)
     rig.check_empty()
-
-
-def test_a_request_that_only_waits_holds_nothing() -> None:
-    rig = Rig(max_num_seqs=1)
-    rig.submit(request("one"), request("two"))
-    rig.step(2)
-    rig.engine.abort("two")
-    usage = rig.records["two"].usage
-    assert (usage.device_bytes, usage.host_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -173,43 +160,6 @@ def test_requests_beyond_the_seats_wait_for_their_turn() -> None:
     rig.check_empty()
 
 
-@pytest.mark.parametrize("policy", [*ALL, "streaming_llm"])
-@pytest.mark.parametrize("stage", [Status.WAITING, Status.PREFILL, Status.INDEXING, Status.DECODE])
-def test_an_abort_at_any_stage_frees_everything_and_disturbs_nobody(stage: Status, policy: str) -> None:
-    rig = Rig(max_num_seqs=2, prefill_chunk=20)
-    other = request("other", "oracle", 0.3, prompt=50, max_tokens=40)
-    expected = tokens_alone(other)
-    rig.submit(other)
-    rig.step_to("other", Status.DECODE, 3)
-    if stage is Status.WAITING:
-        rig.submit(request("blocker", max_tokens=8))
-        rig.step_to("blocker", Status.DECODE)
-    rig.store.holds_builds = stage is Status.INDEXING
-    rig.submit(request("victim", policy, 0.3, max_tokens=30))
-    if stage is Status.INDEXING and policy in ("full", "oracle", "streaming_llm"):
-        # Nothing is trained: these decode at once.
-        stage = Status.DECODE
-    rig.step_to("victim", stage, 5 if stage is Status.DECODE else 0)
-    if stage is Status.INDEXING:
-        rig.step(3)
-        assert rig.status("victim") is Status.INDEXING
-    given = len(rig.records["victim"].tokens)
-    rig.engine.abort("victim")
-    record = rig.records["victim"]
-    assert record.complete.finish_reason is FinishReason.ABORT
-    assert record.usage.completion_tokens == given
-    assert "victim" not in rig.store.rows
-    num_events = len(record.events)
-    rig.engine.abort("victim")
-    rig.engine.abort("unknown")
-    rig.drain()
-    rig.store.finish_builds()
-    assert len(record.events) == num_events
-    assert rig.records["other"].tokens == expected
-    assert rig.engine.stats().requests_aborted_total == 1
-    rig.check_empty()
-
-
 @pytest.mark.parametrize("policy", ["full", "pqcache"])
 def test_a_prompt_of_100000_tokens_stops_within_a_chunk_of_its_abort(policy: str) -> None:
     chunk, length, told = 128, 100_000, threading.Event()
@@ -238,35 +188,6 @@ def test_a_prompt_of_100000_tokens_stops_within_a_chunk_of_its_abort(policy: str
     rig.check_empty()
 
 
-def test_others_decode_while_an_index_is_trained() -> None:
-    rig = Rig()
-    rig.store.holds_builds = True
-    rig.submit(
-        request("slow", "pqcache", 0.3, max_tokens=10), request("fast", "full", prompt=30, max_tokens=10)
-    )
-    rig.step(60)
-    assert rig.records["fast"].is_over
-    assert not rig.records["slow"].is_over
-    assert rig.engine.has_work
-    rig.store.finish_builds()
-    rig.drain()
-    assert rig.records["slow"].tokens == tokens_alone(request("slow", "pqcache", 0.3, max_tokens=10))
-    assert rig.records["slow"].usage.index_wait_ms > 0
-
-
-def test_prefill_quanta_leave_room_for_a_decode_step_each() -> None:
-    rig = Rig(prefill_chunk=10)
-    rig.submit(request("stream", prompt=20, max_tokens=100))
-    rig.step_to("stream", Status.DECODE)
-    rig.submit(request("long", "pqcache", 0.2, prompt=300, max_tokens=2))
-    for _ in range(30):
-        before = len(rig.records["stream"].tokens)
-        rig.step()
-        assert len(rig.records["stream"].tokens) == before + 1
-    assert not rig.records["long"].tokens
-    rig.drain()
-
-
 def test_closing_ends_every_request() -> None:
     rig = Rig(max_num_seqs=2)
     rig.submit(*[request(f"r{n}", policy, 0.4, max_tokens=50) for n, policy in enumerate(ALL)])
@@ -292,14 +213,6 @@ def test_a_request_larger_than_the_slot_pool_is_refused_with_the_remedy() -> Non
     selecting = rig.run(request("wide", "pqcache", 0.5, prompt=400, max_tokens=9))[0]
     assert isinstance(selecting.error, CapacityError)
     assert "--slot-memory" in str(selecting.error)
-    rig.check_empty()
-
-
-def test_a_wide_window_takes_from_the_hot_cache_before_a_request_is_refused() -> None:
-    # 2 sinks, 40 of window, the new token, 8 selected: 51 slots, more than half of which are not the hot cache's.
-    narrow = request("narrow", "clusterkv", 10, max_tokens=50)
-    rig = Rig(slot_bytes=pool_of(1))
-    assert rig.tokens(narrow) == tokens_alone(narrow)
     rig.check_empty()
 
 
@@ -395,108 +308,6 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
     rows = greedy(make_model(), prompt + tuple(tokens), 20)[1]
     stored = torch.from_numpy(whole.store.rows["whole"][:, :, :length].copy()).view(torch.float32)
     torch.testing.assert_close(stored, torch.stack(rows)[:, :, :length], atol=1e-3, rtol=1e-3)
-
-
-def mixed(number: int, source: random.Random) -> GenerationRequest:
-    length = source.randrange(1, 120)
-    budget = source.choice([0.05, 0.3, 1.0, 2, 40, 5000])
-    return request(
-        f"m{number}",
-        source.choice(ALL),
-        budget,
-        prompt=random_prompt(length, number),
-        max_tokens=source.randrange(1, 15),
-        num_prefill=source.choice([0, 0, max(1, length // 2)]),
-    )
-
-
-def test_a_hundred_random_admissions_aborts_and_ends_leak_nothing() -> None:
-    source = random.Random(1)
-    rig = Rig(
-        max_num_seqs=5, slot_bytes=pool_of(6), hot_cache=LEAST, capacity_tokens=420, full_layers=1,
-        prefill_chunk=61, tokens_per_slab=32,
-    )  # fmt: skip
-    for number in range(100):
-        rig.submit(mixed(number, source))
-        rig.step(source.randrange(0, 7))
-        if source.random() < 0.35:
-            rig.engine.abort(f"m{source.randrange(number + 1)}")
-    rig.drain()
-    ends = [type(record.last) for record in rig.records.values()]
-    assert all(record.is_over for record in rig.records.values())
-    assert ends.count(CompleteEvent) > 80
-    for record in rig.records.values():
-        assert sum(isinstance(event, CompleteEvent | ErrorEvent) for event in record.events) == 1
-        if isinstance(record.last, ErrorEvent):
-            assert isinstance(record.error, CapacityError)
-    rig.check_empty()
-
-
-def tame_prompt(length: int, seed: int) -> tuple[int, ...]:
-    """A prompt without the last tokens of the vocabulary, one of which a test poisons."""
-    return tuple(token % 85 for token in random_prompt(length, seed))
-
-
-def rig_with_poisoned(token_id: int) -> Rig:
-    model = make_model()
-    model.decoder.embedding.weight.data[token_id] = float("nan")
-    return Rig(model, tokens_per_slab=32)
-
-
-GOOD = [request(f"good {p}", p, 0.3, prompt=tame_prompt(80, 3), max_tokens=25) for p in ALL]
-
-
-@pytest.fixture(scope="module")
-def good_tokens() -> list[list[int]]:
-    return [tokens_alone(one) for one in GOOD]
-
-
-@pytest.mark.parametrize("policy", ALL)
-def test_invalid_logits_end_only_the_requests_they_belong_to(
-    policy: str, good_tokens: list[list[int]]
-) -> None:
-    poison = next(token for token in range(96, 84, -1) if not any(token in one for one in good_tokens))
-    rig = rig_with_poisoned(poison)
-    rig.submit(*GOOD)
-    rig.step_to(GOOD[-1].request_id, Status.DECODE)
-    # One is poisoned in its prefill, one in a decode step, where it shares the batch.
-    prompt = tame_prompt(60, 4)
-    rig.submit(request("decoded", policy, 0.5, prompt=(*prompt, poison, 5), num_prefill=60))
-    rig.submit(request("prefilled", policy, 0.5, prompt=(*prompt[:30], poison, *prompt[30:])))
-    rig.drain()
-    for name in ("prefilled", "decoded"):
-        error = rig.records[name].error
-        assert isinstance(error, InvalidLogits)
-        assert str(error).endswith(f" {name}.")
-        assert rig.records[name].tokens == []
-    assert [rig.records[one.request_id].tokens for one in GOOD] == good_tokens
-    # Nor do the slots they leave behind spoil those who get them next.
-    assert [record.tokens for record in rig.run(*GOOD)] == good_tokens
-    rig.check_empty()
-
-
-def test_requests_of_one_batch_may_all_be_invalid() -> None:
-    rig = rig_with_poisoned(96)
-    rig.store.holds_builds = True
-    rig.submit(*[request(p, p, 0.5, prompt=(*range(40), 96, 5), num_prefill=40) for p in ALL])
-    rig.step(20)
-    rig.store.finish_builds()
-    rig.drain()
-    for policy in ALL:
-        assert str(rig.records[policy].error).endswith(f" {policy}.")
-    assert rig.engine.stats().requests_failed_total == 4
-    rig.check_empty()
-
-
-def test_a_seed_gives_the_same_answer_beside_others() -> None:
-    sampling = SamplingParams(max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
-    one = GenerationRequest("one", random_prompt(60), sampling, "pqcache", Budget(share=0.5))
-    expected = tokens_alone(one)
-    rig = Rig()
-    rig.submit(*[request(p, p, 0.4, max_tokens=30) for p in ALL])
-    rig.step(20)
-    assert rig.tokens(one) == expected
-    assert expected != tokens_alone(request("one", "pqcache", 0.5, prompt=60, max_tokens=20))
 
 
 def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -645,25 +456,6 @@ def test_tokens_that_cannot_be_drawn_for_want_of_memory_end_their_requests_and_t
         assert "does not fit beside what is there" in str(rig.records[name].error)
     rig.drain()
     assert rig.records["waits"].tokens == tokens_alone(waits)
-    rig.check_empty()
-
-
-@pytest.mark.parametrize("policy", ["full", "pqcache", "snapkv"])
-def test_a_short_prompt_overtakes_a_long_one_and_neither_notices(policy: str) -> None:
-    long = request("long", policy, 0.3, prompt=1000, max_tokens=6)
-    short = request("short", policy, 0.3, prompt=50, max_tokens=6)
-    alone = [tokens_alone(one) for one in (long, short)]
-    # A quantum an iteration, however quick the machine is.
-    rig = Rig(stretch=1e6, itl_seconds=1e-9)
-    rig.submit(long)
-    rig.step_to("long", Status.PREFILL)
-    rig.step(10)
-    rig.submit(short)
-    rig.step_until(lambda: rig.records["short"].is_over)
-    assert rig.status("long") is Status.PREFILL
-    assert rig.engine.stats().running == 1
-    rig.drain()
-    assert [rig.records[name].tokens for name in ("long", "short")] == alone
     rig.check_empty()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import NUM_LAYERS, Rig, mixed_requests, request
+from engine_rig import NUM_LAYERS, Rig, request
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.request import Status
@@ -17,17 +17,6 @@ ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
 
 def make_rig(hot_cache: HotCacheSize = ROOMY, full_layers: int = 0) -> Rig:
     return Rig(max_num_seqs=10, hot_cache=hot_cache, full_layers=full_layers, trains_indexes=True)
-
-
-@pytest.mark.parametrize(("hot_cache", "full_layers"), [(LEAST, 0), (ROOMY, 1)])
-def test_a_batch_gives_every_request_the_tokens_it_gets_alone(
-    hot_cache: HotCacheSize, full_layers: int
-) -> None:
-    alone = {one.request_id: make_rig(ROOMY, full_layers).tokens(one) for one in mixed_requests()}
-    rig = make_rig(hot_cache, full_layers)
-    rig.run(*mixed_requests())
-    assert {name: rig.records[name].tokens for name in alone} == alone
-    rig.check_empty()
 
 
 @pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])

@@ -42,7 +42,10 @@ def kmeans_segment(centroids: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def candidates_of(query: Tensor, spans: dict[int, tuple[int, int]], layer: int, extra: int = 0) -> Candidates:
-    """Return the candidates of seats with these spans. query: [B, H_q, d], the early one too. extra: positions beyond the largest end."""
+    """Return the candidates of seats with these spans.
+
+    query: [B, H_q, d], the early one too. extra: positions beyond the largest end.
+    """
     begin, end = torch.tensor(list(spans.values())).T
     seats, num_positions = torch.tensor(list(spans)), int(end.max()) + extra
     return Candidates(layer, queries_of(query), seats, begin, end, num_positions, SHAPE.scale)
