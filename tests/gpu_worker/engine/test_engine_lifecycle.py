@@ -29,7 +29,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine.request import Status
-from gpu_worker.errors import CapacityError, ConfigError, RequestError, WorkerError
+from gpu_worker.errors import CapacityError, ConfigError, WorkerError
 from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.quest.policy import Quest
@@ -133,33 +133,6 @@ def test_a_stop_at_the_very_first_token_leaves_nothing() -> None:
     rig.check_empty()
 
 
-def test_a_request_id_in_use_is_refused_until_it_is_free() -> None:
-    rig = Rig()
-    rig.submit(request("same", max_tokens=3))
-    rig.step()
-    with pytest.raises(RequestError, match="same"):
-        rig.engine.submit(request("same"), print)
-    rig.drain()
-    rig.run(request("same", "pqcache", 0.5, max_tokens=3))
-    rig.check_empty()
-
-
-def test_requests_beyond_the_seats_wait_for_their_turn() -> None:
-    rig = Rig(max_num_seqs=2)
-    requests = [request(f"r{n}", ALL[n % 4], 0.4, prompt=40 + n, max_tokens=9) for n in range(7)]
-    rig.submit(*requests)
-    most = 0
-    order: list[str] = []
-    while rig.engine.has_work:
-        rig.step()
-        most = max(most, rig.engine.stats().running)
-        order += [name for name, record in rig.records.items() if record.events and name not in order]
-    assert most == 2
-    assert order == [one.request_id for one in requests]
-    assert all(len(record.tokens) == 9 for record in rig.records.values())
-    rig.check_empty()
-
-
 @pytest.mark.parametrize("policy", ["full", "pqcache"])
 def test_a_prompt_of_100000_tokens_stops_within_a_chunk_of_its_abort(policy: str) -> None:
     chunk, length, told = 128, 100_000, threading.Event()
@@ -185,17 +158,6 @@ def test_a_prompt_of_100000_tokens_stops_within_a_chunk_of_its_abort(policy: str
     assert at_abort < rig.engine.stats().prompt_tokens_total + 1 <= at_abort + chunk
     assert isinstance(events[-1], CompleteEvent)
     assert events[-1].finish_reason is FinishReason.ABORT
-    rig.check_empty()
-
-
-def test_closing_ends_every_request() -> None:
-    rig = Rig(max_num_seqs=2)
-    rig.submit(*[request(f"r{n}", policy, 0.4, max_tokens=50) for n, policy in enumerate(ALL)])
-    rig.step(12)
-    rig.engine.close()
-    assert not rig.engine.has_work
-    for record in rig.records.values():
-        assert record.complete.finish_reason is FinishReason.ABORT
     rig.check_empty()
 
 
@@ -457,17 +419,6 @@ def test_tokens_that_cannot_be_drawn_for_want_of_memory_end_their_requests_and_t
     rig.drain()
     assert rig.records["waits"].tokens == tokens_alone(waits)
     rig.check_empty()
-
-
-def test_an_iteration_has_a_step_and_as_many_quanta_as_fit() -> None:
-    """With nobody decoding and much time a prompt is computed in one iteration, once a quantum's time is known."""
-    rig = Rig(itl_seconds=1e6)
-    rig.run(request("first", prompt=200, max_tokens=1))
-    rig.submit(request("second", prompt=900, max_tokens=3))
-    rig.step()
-    assert len(rig.records["second"].tokens) == 1
-    rig.step()
-    assert len(rig.records["second"].tokens) == 2
 
 
 def test_a_stream_has_its_token_while_the_iterations_prompts_are_still_queued() -> None:

@@ -23,7 +23,7 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.patience import PATIENCE_SECONDS
 from gpu_worker.engine.request import Status
 from gpu_worker.errors import InvalidLogits, StoreUnavailable
-from gpu_worker.records import GenerationRequest, ProgressEvent
+from gpu_worker.records import Budget, GenerationRequest, ProgressEvent
 from kv_store.client import StaleEpoch, StoreSilent, StoreUnreachable
 
 RECALL = ("oracle", "pqcache", "clusterkv", "bitkeys")
@@ -145,6 +145,7 @@ def abort(rig: Rig, one: GenerationRequest, status: Status) -> None:
     rig.engine.abort("one")
     rig.engine.abort("one")
     assert rig.records["one"].usage.completion_tokens == num_tokens
+    assert rig.engine.stats().requests_aborted_total == 1
     assert "one" not in rig.store.rows
     # Its seat and slots serve the next one.
     rig.submit(replace(one, request_id="next"))
@@ -179,6 +180,7 @@ def beside_those_whose_logits_are_invalid(rig: Rig, one: GenerationRequest) -> F
     rig.submit(replace(late, prompt_token_ids=(*ids, POISON, 5), num_prefill_tokens=60))
     over(rig, "early", "late")
     assert all(str(rig.records[name].error).endswith(f" {name}.") for name in ("early", "late"))
+    assert rig.engine.stats().requests_failed_total == 2
     rig.submit(*(asked(f"next {number}", one.policy) for number in range(2)))
     return {"early": InvalidLogits, "late": InvalidLogits}
 
@@ -213,6 +215,12 @@ def with_slots_lent_before_its_index_is_there(rig: Rig, one: GenerationRequest) 
     assert rig.sequence("one").can_miss
     rig.store.finish_builds()
     rig.store.holds_builds = False
+
+
+@situation(("clusterkv",), {"slot_bytes": pool_of(1)})
+def with_a_window_in_most_of_few_slots(rig: Rig, one: GenerationRequest) -> None:
+    # 4 sinks, 40 of the window, a new token and 6 selected.
+    rig.submit(replace(one, budget=Budget(tokens=10)))
 
 
 def preempted(rig: Rig) -> None:
@@ -544,13 +552,23 @@ def with_a_lease_lost_in_its_answer(rig: Rig, one: GenerationRequest) -> Failed:
     return ENDS
 
 
-@situation(("pqcache", "bitkeys", "oracle"), {"trains_indexes": True})
 @situation(("pqcache", "bitkeys"))
 def with_every_row_in_slots_and_the_store_lost(rig: Rig, one: GenerationRequest) -> None:
     begun(rig, one)
     rig.store.failure, rig.store.lost = StoreSilent("it is stopped"), StoreUnreachable("silent for a lease")
     over(rig, "one")
+    assert rig.engine.stats().fallbacks_total["without_store"] == 1
     answer_again(rig)
+
+
+@situation(RECALL, {"trains_indexes": True})
+def with_nothing_in_a_store_that_is_lost(rig: Rig, one: GenerationRequest) -> Failed:
+    """A request that is measured has its rows there."""
+    begun(rig, one)
+    begun(rig, replace(one, request_id="measured", measure=True))
+    rig.store.lost = StoreUnreachable("silent for a lease")
+    over(rig, "one", "measured")
+    return {"measured": StoreUnavailable}
 
 
 @situation(STORED)
