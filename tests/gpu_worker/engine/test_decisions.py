@@ -246,18 +246,3 @@ def test_no_seat_is_taken_for_a_request_that_waits_for_the_arena() -> None:
     run.run()
     assert run.times("preempt") == []
     assert run.tokens("waits") == [1, 2]
-
-
-def test_a_request_preempted_for_slots_holds_up_none_that_needs_the_arena() -> None:
-    run = Decisions(slots=150)
-    for name in ("old", "young"):
-        run.submit(name, num_prompt=50, max_tokens=60, policy="recalls")
-        run.engine.step()
-    while not run.times("preempt"):
-        run.engine.step()
-    run.submit("chat", num_prompt=10, max_tokens=2, policy="recalls", prefix_salt=b"another caller")
-    while run.status("chat") is not Status.FINISHED:
-        run.engine.step()
-    assert run.status("old") is Status.DECODE
-    run.run()
-    assert [len(run.tokens(name)) for name in ("old", "young", "chat")] == [60, 60, 2]

@@ -201,3 +201,20 @@ def test_what_may_fill_a_context_larger_than_all_slots_is_answered_until_they_ar
     # The last token that is told has no slot yet.
     assert record.tokens == tokens_alone(one)[: 5 * 64 - 60 + 1]
     rig.check_empty()
+
+
+def test_who_gave_way_for_slots_holds_up_nobody_who_needs_the_arena() -> None:
+    """Its rows there are free: only slots are missing, and not for another caller's short request."""
+    lengths = {"old": 290, "middle": 280, "young": 270}
+    rig = Rig(full_layers=3, slot_bytes=pool_of(15))
+    rig.submit(
+        *(request(name, "pqcache", 1.0, prompt=60, max_tokens=length) for name, length in lengths.items())
+    )
+    rig.step_until(lambda: rig.engine.stats().preemptions_total)
+    assert rig.sequence("old").offloads
+    rig.submit(replace(request("chat", "pqcache", 1.0, prompt=30, max_tokens=3), prefix_salt=b"another"))
+    rig.step_until(lambda: rig.records["chat"].is_over)
+    assert not rig.records["old"].is_over
+    rig.drain()
+    assert rig.engine.stats().requests_failed_total == 0
+    rig.check_empty()
