@@ -355,7 +355,7 @@ def with_a_known_prefix_whose_slots_others_took(rig: Rig, one: GenerationRequest
     assert rig.run(like)[0].usage.cached_tokens == 128
 
 
-@situation(("full", "snapkv"), IN_SLOTS | {"slot_bytes": pool_of(6), "prefill_chunk": 32})
+@situation(("full", "snapkv"), IN_SLOTS | {"slot_bytes": pool_of(8), "prefill_chunk": 32})
 def with_a_known_prefix_whose_slots_others_take_meanwhile(rig: Rig, one: GenerationRequest) -> None:
     like = after_like(rig, one)
     rig.submit(replace(like, prompt_token_ids=(*like.prompt_token_ids, *range(60))))
@@ -382,6 +382,8 @@ def lose_prefix(rig: Rig, proof: Future[int]) -> None:
     rig.step()
     assert rig.status("one") is Status.PREFILL
     proof.set_result(1)
+    rig.drain()
+    assert rig.engine.stats().fallbacks_total["recompute"] == 1
 
 
 @situation(("full", "pqcache", "clusterkv", "snapkv", "chelsea"), KNOWN)
