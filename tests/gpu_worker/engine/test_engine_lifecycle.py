@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -30,11 +31,9 @@ from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine.request import Status
 from gpu_worker.errors import CapacityError, ConfigError, WorkerError
-from gpu_worker.policies.base import Plan, Policy
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.quest.policy import Quest
 from gpu_worker.policies.recall import TrainedSegment
-from gpu_worker.policies.retain import LayerRows, Retained
 from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import (
     CompleteEvent,
@@ -178,32 +177,35 @@ def test_a_request_larger_than_the_slot_pool_is_refused_with_the_remedy() -> Non
     rig.check_empty()
 
 
-class Greedy(SnapKV):
-    """Needs more memory than there is to compress a layer."""
+@pytest.mark.parametrize(
+    ("policy", "owner", "method", "at"),
+    [
+        ("full", Prefill, "__init__", 1),
+        ("full", DenseCache, "store", 2),
+        ("snapkv", SnapKV, "compress", 1),
+        ("quest", Quest, "observe_prefill", 1),
+    ],
+    ids=["buffers of a prompt", "a layer", "what is kept of a layer", "an index"],
+)
+def test_a_prompt_that_runs_out_of_memory_ends_its_own_request_only(
+    policy: str, owner: type, method: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At this call of the method, which is the first request's."""
+    calls, whole = itertools.count(1), getattr(owner, method)
 
-    name = "greedy_retain"
+    def failing(*arguments: object, **options: object) -> object:
+        if next(calls) == at:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(*arguments, **options)
 
-    def compress(self, rows: LayerRows, plan: Plan, budget: int) -> Retained:
-        raise torch.OutOfMemoryError
-
-
-class GreedyRecall(Quest):
-    """Needs more memory than there is to index a layer."""
-
-    name = "greedy_recall"
-
-    def observe_prefill(self, *args: object) -> None:
-        raise torch.OutOfMemoryError
-
-
-@pytest.mark.parametrize("policy", [Greedy(), GreedyRecall()], ids=lambda policy: policy.name)
-def test_a_policy_that_runs_out_of_memory_ends_its_own_request_only(policy: Policy) -> None:
-    rig = Rig(policies={**small_policies(), policy.name: policy})
-    rig.submit(request("other", max_tokens=30), request("one", policy.name, 0.3))
+    monkeypatch.setattr(owner, method, failing)
+    rig = Rig()
+    rig.submit(request("one", policy, 0.3), request("other", max_tokens=30))
     rig.drain()
-    assert isinstance(rig.records["one"].error, CapacityError)
-    assert policy.name in str(rig.records["one"].error)
-    assert len(rig.records["other"].tokens) == 30
+    text = str(rig.records["one"].error)
+    assert "--slot-memory" in text
+    assert policy == "full" or policy in text
+    rig.check_answers({"one": CapacityError})
     rig.check_empty()
 
 
@@ -293,36 +295,6 @@ def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytes
     # Its new token has a slot already; a second try would give it another.
     assert isinstance(rig.records["kept"].last, ErrorEvent)
     assert rig.records["full"].tokens == alone
-    rig.check_empty()
-
-
-def test_a_prompt_whose_buffers_do_not_fit_is_refused_and_the_engine_goes_on() -> None:
-    def make(sequences, *args):
-        if sequences[0].sequence_id == "big":
-            raise torch.OutOfMemoryError("out of memory")
-        return Prefill(sequences, *args)
-
-    rig = Rig(make_prefill=make)
-    rig.submit(request("big"), request("next"))
-    rig.drain()
-    assert isinstance(rig.records["big"].error, CapacityError)
-    assert rig.records["next"].tokens
-    rig.check_empty()
-
-
-def test_a_layer_that_does_not_fit_ends_its_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
-    store = DenseCache.store
-
-    def failing(cache: DenseCache, sequence: Sequence, layer: int, *rows: torch.Tensor) -> None:
-        if sequence.sequence_id == "big" and layer == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        store(cache, sequence, layer, *rows)
-
-    monkeypatch.setattr(DenseCache, "store", failing)
-    big, following = rig.run(request("big"), request("next"))
-    assert "does not fit beside what is there" in str(big.error)
-    assert following.tokens
     rig.check_empty()
 
 

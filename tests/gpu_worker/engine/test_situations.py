@@ -140,7 +140,9 @@ def beside_one_that_is_aborted_while_it_waits(rig: Rig, one: GenerationRequest) 
 def abort(rig: Rig, one: GenerationRequest, status: Status) -> None:
     begun(rig, asked("other", "oracle"))
     begun(rig, one, status)
-    rig.step(3 if status is Status.INDEXING else 0)
+    # In the last of three layers, where indexes of those before it are there.
+    rig.step({Status.PREFILL: 14, Status.INDEXING: 3}.get(status, 0))
+    assert rig.status("one") is status
     num_tokens = len(rig.records["one"].tokens)
     rig.engine.abort("one")
     rig.engine.abort("one")
