@@ -1,19 +1,13 @@
-"""Room that runs out: who gives way, waits, and goes on with the same tokens; and who is refused before it starts."""
+"""Slots and an arena that run out: limits of single requests, and many in little memory."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_rig import LAYOUT, Rig, every_small_policy, pool_of, random_prompt, request, tokens_alone
-from offload_rig import SLAB_BYTES, attached
-from waiting import PATIENCE
+from offload_rig import attached, store_process
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.request import Status
@@ -22,15 +16,6 @@ from gpu_worker.policies.clusterkv.policy import ClusterKV
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import FinishReason, GenerationRequest
-from kv_store.client import StoreClient
-
-ROOT = Path(__file__).resolve().parents[3]
-# What a quicker one shows too.
-SLOW = pytest.mark.slow
-
-
-def first(one: GenerationRequest, priority: int = -1) -> GenerationRequest:
-    return replace(one, priority=priority)
 
 
 def test_rows_of_its_prompt_that_are_still_known_are_not_computed_again() -> None:
@@ -88,36 +73,10 @@ def test_what_never_fits_is_refused_at_once_though_others_run() -> None:
     rig.check_empty()
 
 
-@contextmanager
-def store_process(transport: str, num_slabs: int) -> Iterator[StoreClient]:
-    """Attached to a store in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="kvs-", dir="/tmp") as folder:
-        target = f"unix:{folder}/s.sock"
-        options = [
-            f"--listen={target}",
-            f"--arena-bytes={num_slabs * SLAB_BYTES}",
-            f"--slab-bytes={SLAB_BYTES}",
-        ]
-        command = [sys.executable, "-m", "kv_store", *options, "--trainers=1", "--runtime=process"]
-        process = subprocess.Popen(command, cwd=ROOT)
-        try:
-            client = StoreClient.connect(
-                target,
-                LAYOUT,
-                worker_id="w",
-                transport=transport,
-                max_gather_rows=512,
-                timeout_seconds=PATIENCE,
-            )
-            yield client
-            client.close()
-        finally:
-            process.kill()
-            process.wait(PATIENCE)
-
-
-@pytest.mark.parametrize("transport", ["zero_copy", pytest.param("grpc", marks=SLOW)])
-def test_many_in_a_small_arena_all_end_with_the_answers_of_those_alone(transport: str) -> None:
+@pytest.mark.parametrize("transport", ["zero_copy", pytest.param("grpc", marks=pytest.mark.slow)])
+def test_many_in_a_small_arena_all_end_with_the_answers_of_those_alone(
+    transport: str, tmp_path: Path
+) -> None:
     """The indexes of the prompts fill the arena too: some find no place, other requests no room in mid-answer."""
     policies = registry(
         PQCache(num_bits=3, num_sink=4, max_iterations=3),
@@ -133,7 +92,8 @@ def test_many_in_a_small_arena_all_end_with_the_answers_of_those_alone(transport
         rig = Rig(client=client, **options)
         alone = [rig.tokens(one) for one in requests]
     # 16 tokens a slab: 24 slabs for a prompt and 3 for its index, 9 more for its answer; room for nearly three.
-    with store_process(transport, 100) as client:
+    socket = f"unix:{tmp_path}/s"
+    with store_process(LAYOUT, socket, socket, transport, 100) as client:
         rig = Rig(client=client, **options)
         rig.submit(*requests)
         rig.drain(100_000)
