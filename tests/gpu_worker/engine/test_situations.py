@@ -28,9 +28,10 @@ from kv_store.client import StaleEpoch, StoreSilent, StoreUnreachable
 
 RECALL = ("oracle", "pqcache", "clusterkv", "bitkeys")
 RETAIN = ("streaming_llm", "snapkv", "h2o", "chelsea", "scissorhands")
-EVERY = ("full", *RECALL, *RETAIN)
 # The store trains their indexes; without slots for all of its rows none goes on without the store.
 TRAINED, STORED = ("pqcache", "clusterkv"), ("oracle", "pqcache", "clusterkv")
+# Each way to keep, select, evict and compress again; random schedules try the others.
+EVERY = ("full", *STORED, "snapkv", "h2o", "chelsea")
 # Scores of prompts need queries that others do: of all tokens, or of a last window.
 CACHED = {"h2o": 0, "scissorhands": 64}
 LEAST = {"hot_cache": HotCacheSize(tokens=1)}
@@ -102,10 +103,10 @@ def beside_all_others(rig: Rig, one: GenerationRequest) -> None:
     rig.submit(one, *mixed_requests(), *(asked(policy, policy, 130) for policy in RETAIN))
 
 
-@situation(EVERY, {"max_num_seqs": 4, "prefill_chunk": 37} | LEAST)
+@situation(("full",), {"max_num_seqs": 4, "prefill_chunk": 37} | LEAST)
 def beside_others_that_come_and_go(rig: Rig, one: GenerationRequest) -> None:
     rig.submit(one)
-    for number, policy in enumerate(EVERY):
+    for number, policy in enumerate((*RECALL, *RETAIN)):
         rig.submit(asked(policy, policy, 60 + number, 1 + number))
         rig.step(3)
         if number % 2:
@@ -120,13 +121,14 @@ def after_a_prompt_that_it_overtakes(rig: Rig, one: GenerationRequest) -> None:
     assert rig.status("long") is Status.PREFILL
 
 
-@situation(RECALL, LEAST, {"hot_cache": HotCacheSize(tokens=60)}, {"hot_cache": HotCacheSize(share=0.4)})
+@situation(RECALL, LEAST)
+@situation(TRAINED, {"hot_cache": HotCacheSize(share=0.4)})
 def with_a_hot_cache_of_a_size(rig: Rig, one: GenerationRequest) -> None:
     rig.run(one)
     assert (rig.records["one"].usage.hit_rate < 1) is (one.policy != "oracle")
 
 
-@situation(EVERY, {"max_num_seqs": 2, "prefill_chunk": 20})
+@situation(("full", "pqcache"), {"max_num_seqs": 2, "prefill_chunk": 20})
 def beside_one_that_is_aborted_while_it_waits(rig: Rig, one: GenerationRequest) -> None:
     begun(rig, asked("other", "oracle"))
     begun(rig, asked("more"))
@@ -230,7 +232,8 @@ def preempted(rig: Rig) -> None:
     assert rig.status("one") is Status.WAITING
 
 
-@situation(EVERY, {"max_num_seqs": 1}, {"max_num_seqs": 1, "reuses_prefixes": True})
+@situation(EVERY, {"max_num_seqs": 1})
+@situation(TRAINED, {"max_num_seqs": 1, "reuses_prefixes": True})
 def preempted_in_its_answer_for_a_seat(rig: Rig, one: GenerationRequest) -> None:
     rig.submit(one)
     rig.step_to("one", Status.DECODE, 20)
@@ -250,7 +253,7 @@ def preempted_in_its_prompt_for_a_seat(rig: Rig, one: GenerationRequest) -> None
     assert [event for event in rig.records["one"].events if isinstance(event, ProgressEvent)] == told
 
 
-@situation(EVERY, {"slot_bytes": pool_of(7)})
+@situation(("full", "clusterkv", "h2o"), {"slot_bytes": pool_of(7)})
 @situation(("pqcache", "chelsea"), {"slot_bytes": pool_of(7), "full_layers": 1})
 def preempted_for_slots_by_a_more_important_one(rig: Rig, one: GenerationRequest) -> None:
     rig.submit(longer(one, 150, 60))
@@ -320,7 +323,8 @@ def after_like(rig: Rig, one: GenerationRequest) -> GenerationRequest:
     return like
 
 
-@situation(EVERY, KNOWN, KNOWN | LEAST)
+@situation((*EVERY, "scissorhands"), KNOWN)
+@situation(TRAINED, KNOWN | LEAST)
 def with_a_known_prefix(rig: Rig, one: GenerationRequest) -> None:
     record = rig.run(after_like(rig, one))[0]
     assert record.usage.cached_tokens == CACHED.get(one.policy, 128)
