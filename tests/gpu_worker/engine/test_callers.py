@@ -1,4 +1,4 @@
-"""What one caller's prompts cost another, by the work that they get meanwhile; what a prompt's later choices cost."""
+"""Delays that one caller's prompts cause another, by the work that they get meanwhile; the cost of later choices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Meter:
         return Metered(*arguments)  # type: ignore[arg-type]
 
     def work(self, *names: str) -> float:
-        """Of these requests; of all without a name."""
+        """Return the work of these requests; without a name, of all."""
         return sum(work for name, work in self.quanta if not names or name in names)
 
 
@@ -68,7 +68,7 @@ def test_prompts_of_one_caller_delay_anothers_by_no_more_than_the_stretch(
 def test_choices_that_begin_at_the_firsts_token_answer_as_alone_and_take_its_prompt(
     policy: str, budget: float
 ) -> None:
-    """What the gateway does with `n`."""
+    """Submit choices as the gateway does for `n`."""
 
     def choice(number: int) -> GenerationRequest:
         one = request(f"choice {number}", policy, budget, prompt=PROMPT, max_tokens=8)

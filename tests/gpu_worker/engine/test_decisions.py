@@ -1,4 +1,4 @@
-"""What the engine decides, over a runner of numbers alone."""
+"""Decisions of the engine, over a runner of numbers alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from scripted_runner import Decisions
 
 from gpu_worker.engine.request import Status
-from gpu_worker.errors import CapacityError, NeverFits, StoreUnavailable
+from gpu_worker.errors import CapacityError, NeverFits, RequestError, StoreUnavailable
 from gpu_worker.records import CompleteEvent, ErrorEvent, FinishReason
 
 
@@ -201,3 +201,65 @@ def test_an_abort_releases_what_a_request_holds_at_any_time(num_steps: int) -> N
     assert not run.runner.places
     assert not run.engine.has_work
     run.engine.abort("one")
+
+
+def test_requests_beyond_the_seats_wait_for_their_turn() -> None:
+    run = Decisions(max_num_seqs=2)
+    names = [f"r{number}" for number in range(7)]
+    for number, name in enumerate(names):
+        run.submit(name, num_prompt=40 + number, max_tokens=9)
+    most = 0
+    while run.engine.has_work:
+        run.engine.step()
+        most = max(most, run.engine.stats().running)
+    assert most == 2
+    assert run.times("admit") == [(name,) for name in names]
+    assert all(run.tokens(name) == [*range(1, 10)] for name in names)
+
+
+def test_an_id_in_use_is_refused_until_it_is_free() -> None:
+    run = Decisions()
+    run.submit("same")
+    with pytest.raises(RequestError, match="same"):
+        run.submit("same")
+    run.run()
+    run.submit("same")
+    run.run()
+    assert run.tokens("same") == [*range(1, 6)]
+
+
+def test_closing_ends_every_request() -> None:
+    run = Decisions(max_num_seqs=2)
+    for name in ("one", "two", "waits"):
+        run.submit(name, max_tokens=50)
+    run.engine.step()
+    run.engine.close()
+    assert all(reason(run, name) is FinishReason.ABORT for name in run.events)
+    assert not run.runner.places
+    assert not run.engine.has_work
+
+
+def test_no_request_is_preempted_in_vain() -> None:
+    run = Decisions(slots=600)
+    run.submit("low", num_prompt=100, max_tokens=30)
+    run.submit("same", num_prompt=300, max_tokens=30, priority=-5)
+    for _ in range(4):
+        run.engine.step()
+    # The slots of "low" and the free ones are too few, and "same" is as important.
+    run.submit("high", num_prompt=500, max_tokens=2, priority=-5)
+    for _ in range(3):
+        run.engine.step()
+    assert run.times("preempt") == []
+    run.run()
+    assert run.tokens("high") == [1, 2]
+
+
+def test_no_seat_is_taken_for_a_request_that_waits_for_the_arena() -> None:
+    run = Decisions(max_num_seqs=2, arena=100)
+    run.submit("holds", num_prompt=60, max_tokens=20, policy="recalls")
+    run.engine.step()
+    run.submit("waits", num_prompt=60, max_tokens=2, policy="recalls")
+    run.submit("low", num_prompt=30, max_tokens=20, priority=1)
+    run.run()
+    assert run.times("preempt") == []
+    assert run.tokens("waits") == [1, 2]

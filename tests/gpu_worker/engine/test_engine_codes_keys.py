@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_rig import NUM_LAYERS, Rig, random_prompt, request, small_policies
+from offload_rig import count_calls
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.recall import index_training
@@ -45,17 +46,9 @@ def expected() -> dict[str, list[int]]:
     return answers(Rig(max_num_seqs=4, hot_cache=ROOMY, policies=FIXED))
 
 
-def asked(rig: Rig) -> dict[str, list[bool]]:
-    """Of each request's jobs, whether only codebooks were wanted."""
-    found: dict[str, list[bool]] = {}
-    build = rig.runner.offloader.link.build_index
-
-    def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
-        found.setdefault(sequence.sequence_id, []).append(getattr(job.params, "codebooks_only", False))
-        return build(sequence, layer, job, prefill_seconds)
-
-    rig.runner.offloader.link.build_index = note  # type: ignore[method-assign]
-    return found
+def codebooks_only(builds: list[tuple[object, ...]]) -> list[bool]:
+    """Return for each index that the store trained whether only its codebooks were wanted."""
+    return [params.codebooks_only for _, _, _, _, params, *_ in builds]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("coded", [8192, 7])
@@ -64,16 +57,16 @@ def test_codes_of_the_worker_give_the_answers_of_those_of_the_store(
 ) -> None:
     monkeypatch.setattr(pqcache, "CODED", coded)
     rig = Rig(max_num_seqs=4, hot_cache=ROOMY, policies=FIXED)
-    found = asked(rig)
+    builds = count_calls(rig.store, "build_index")
     assert answers(rig) == expected
-    assert found["a"] == found["b"] == [True] * NUM_LAYERS
+    assert codebooks_only(builds) == [True] * 2 * NUM_LAYERS
 
 
 def test_who_has_not_every_row_gets_codes_from_the_store(quick: None, expected: dict[str, list[int]]) -> None:
     rig = Rig(max_num_seqs=4, hot_cache=LEAST, policies=FIXED)
-    found = asked(rig)
+    builds = count_calls(rig.store, "build_index")
     assert answers(rig) == expected
-    assert not any(any(of_one) for of_one in found.values())
+    assert codebooks_only(builds) == [False] * 2 * NUM_LAYERS
 
 
 @pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
@@ -83,18 +76,12 @@ def test_what_no_layer_hides_the_device_trains(
     monkeypatch.setattr(index_training, "UNHIDDEN_LAYERS", 2)
     free = registry(PQCache(num_bits=4))
     alone = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free, trains_indexes=True)
-    layers, rig = [], Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free)
-    build = rig.runner.offloader.link.build_index
-
-    def note(sequence, layer, job, prefill_seconds=0.0):  # type: ignore[no-untyped-def]
-        layers.append(layer)
-        return build(sequence, layer, job, prefill_seconds)
-
-    rig.runner.offloader.link.build_index = note  # type: ignore[method-assign]
+    rig = Rig(max_num_seqs=4, hot_cache=hot_cache, policies=free)
+    builds = count_calls(rig.store, "build_index")
     asked_for = request("a", "pqcache", 0.25, prompt=random_prompt(150, 2), max_tokens=45)
     for each in (rig, alone):
         each.run(asked_for)
-    assert layers == list(range(NUM_LAYERS - 2))
+    assert [layer for _, layer, *_ in builds] == list(range(NUM_LAYERS - 2))
     indexes = [each.runner.caches.recall.indexes.of(free["pqcache"]) for each in (rig, alone)]
     assert torch.equal(indexes[0].codebooks[0, -2:], indexes[1].codebooks[0, -2:])
     # Where the number of iterations is given, the store trains all of it.
@@ -137,28 +124,6 @@ def test_indexes_are_taken_over_while_later_layers_are_computed(hot_cache: HotCa
     # In order, each once, and but for the last ones before the prompt is done.
     assert [layer for layer, _ in taken] == list(range(NUM_LAYERS))
     assert taken[0][1]
-
-
-@pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
-def test_an_abort_after_indexes_were_taken_over_leaves_nothing(
-    hot_cache: HotCacheSize, expected: dict[str, list[int]]
-) -> None:
-    rig = Rig(max_num_seqs=1, hot_cache=hot_cache, policies=FIXED)
-    taken, load = [], rig.runner.caches.recall.load
-
-    def note(*arguments):  # type: ignore[no-untyped-def]
-        taken.append(load(*arguments))
-        return taken[-1]
-
-    rig.runner.caches.recall.load = note  # type: ignore[method-assign]
-    rig.submit(request("gone", "pqcache", 0.25, prompt=random_prompt(170, 9), max_tokens=45))
-    while not any(taken):
-        rig.step()
-    assert rig.runner.prefills
-    rig.engine.abort("gone")
-    rig.check_empty()
-    # The next one has its seat.
-    assert rig.tokens(requests()[0]) == expected["a"]
 
 
 def test_by_inner_product_the_store_codes() -> None:

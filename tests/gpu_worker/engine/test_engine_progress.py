@@ -1,4 +1,4 @@
-"""What the engine tells of prompts while it computes them: events, counters, gauges."""
+"""Events, counters and gauges that the engine gives of prompts while it computes them."""
 
 from __future__ import annotations
 

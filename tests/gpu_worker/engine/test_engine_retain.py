@@ -301,24 +301,6 @@ def test_a_mean_of_equal_tokens_counts_as_all_of_them() -> None:
     assert results[1] != results[40]
 
 
-@pytest.mark.parametrize("full_layers", [0, 1, 3])
-def test_a_batch_of_all_families_answers_as_each_alone(full_layers: int) -> None:
-    policies = with_policy(Doubting()) | {"merging": Merging()}
-    requests = [
-        request("a", "streaming_llm", 30, max_tokens=40),
-        request("b", "streaming_llm", 50, prompt=90, max_tokens=30),
-        request("c", "doubting", 30, prompt=200, max_tokens=40),
-        request("d", "pqcache", 40, prompt=150, max_tokens=40),
-        request("e", "full", prompt=60, max_tokens=40),
-        request("f", "streaming_llm", 0.25, prompt=130, num_prefill=100, max_tokens=20),
-    ]
-    alone = [Rig(policies=policies, full_layers=full_layers).tokens(one) for one in requests]
-    rig = Rig(policies=policies, full_layers=full_layers)
-    together = [record.tokens for record in rig.run(*requests)]
-    assert together == alone
-    rig.check_empty()
-
-
 def test_a_prompt_that_does_not_fit_uncompressed_is_served() -> None:
     # 3 layers of 2 heads: 60 blocks of 64 slots are room for 640 tokens of a head, or many budgets.
     block_bytes = 64 * 2 * 16 * 4

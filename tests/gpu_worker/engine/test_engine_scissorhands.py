@@ -30,7 +30,7 @@ def prompt_rows(model: LoadedModel, prompt: tuple[int, ...]) -> list[tuple[Tenso
 
 
 def passed_over(queries: Tensor, keys: Tensor) -> list[bool]:
-    """Whether a query, [group, d], gives each key less than the average."""
+    """Return for each key whether a query, [group, d], gives it less than the average."""
     weights = (queries @ keys.T * HEAD_DIM**-0.5).softmax(-1).mean(0)
     return (weights < 1 / len(keys)).tolist()
 

@@ -1,74 +1,22 @@
-"""When the store fails, is full, or comes back: who ends, who goes on, and what is left."""
+"""A store that fails, is full, or comes back: requests that end, requests that go on, and what is left."""
 
 from __future__ import annotations
 
 import pytest
-from engine_rig import TOKEN_BYTES, Rig, make_model, random_prompt, request, tokens_alone
-from naive_decoder import greedy
-from strict_store import StrictStore
+from engine_rig import LAYOUT, TOKEN_BYTES, Rig, random_prompt, request, tokens_alone
+from offload_rig import attached
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.request import Status
 from gpu_worker.errors import CapacityError, StoreUnavailable
-from kv_store.client import StaleEpoch, StoreFull, StoreUnreachable
+from kv_store.client import StoreFull, StoreSilent, StoreUnreachable
 
-SELECTING = ["oracle", "pqcache", "clusterkv"]
 LEAST = HotCacheSize(tokens=1)
 
 
-@pytest.mark.parametrize("policy", SELECTING)
-@pytest.mark.parametrize("stage", [Status.WAITING, Status.PREFILL, Status.INDEXING, Status.DECODE])
-def test_a_lost_store_ends_those_that_offload_and_nobody_else(
-    stage: Status, policy: str, caplog: pytest.LogCaptureFixture
+def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rig = Rig(prefill_chunk=20, hot_cache=LEAST)
-    full = request("full", max_tokens=60)
-    rig.submit(full)
-    rig.step_to("full", Status.DECODE, 4)
-    if stage is not Status.WAITING:
-        rig.store.holds_builds = stage is Status.INDEXING and policy != "oracle"
-        rig.submit(request("victim", policy, 0.3, max_tokens=40))
-        wanted = Status.DECODE if stage is Status.INDEXING and policy == "oracle" else stage
-        rig.step_to("victim", wanted, 3 if wanted is Status.DECODE else 0)
-    rig.store.failure = StoreUnreachable("the store is gone")
-    if stage is Status.WAITING:
-        rig.submit(request("victim", policy, 0.3, max_tokens=40))
-    rig.store.finish_builds()
-    rig.drain()
-    error = rig.records["victim"].error
-    assert isinstance(error, StoreUnavailable)
-    # What the client says may name sockets: it is for the log.
-    assert "the store is gone" not in str(error)
-    assert "the store is gone" in caplog.text
-    assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 60)[0]
-    stats = rig.engine.stats()
-    assert not stats.store_reachable
-    assert (stats.requests_failed_total, stats.requests_finished_total) == (1, 1)
-    # The store answers again: the next request attaches anew.
-    rig.store.failure = None
-    rig.store.holds_builds = False
-    again = rig.run(request("again", policy, 0.3, max_tokens=10))[0]
-    assert again.tokens == tokens_alone(request("again", policy, 0.3, max_tokens=10))
-    assert rig.engine.stats().store_reachable
-    rig.check_empty()
-
-
-def test_every_offloading_request_of_a_batch_ends_and_full_ones_go_on() -> None:
-    rig = Rig(hot_cache=LEAST)
-    requests = [
-        request(f"{p} {n}", p, 0.3, prompt=90 + n, max_tokens=50) for n in range(2) for p in SELECTING
-    ]
-    rig.submit(*requests, request("full", max_tokens=50))
-    rig.step_to("full", Status.DECODE, 2)
-    rig.store.failure = StoreUnreachable("the store is gone")
-    rig.step()
-    for one in requests:
-        assert isinstance(rig.records[one.request_id].error, StoreUnavailable)
-    rig.drain()
-    assert rig.records["full"].tokens == greedy(make_model(), random_prompt(120), 50)[0]
-
-
-def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() -> None:
     # "survivor" asks nothing of the store while it is away, but its rows are gone when another attaches anew.
     rig = Rig(prefill_chunk=10)
     rig.store.holds_builds = True
@@ -78,6 +26,8 @@ def test_a_request_that_outlived_a_failure_ends_alone_when_the_store_is_new() ->
     rig.submit(request("first", "oracle", 0.3, max_tokens=30))
     rig.step(3)
     assert isinstance(rig.records["first"].error, StoreUnavailable)
+    # The client's text may name sockets: it is for the log.
+    assert "the store is gone" in caplog.text
     rig.store.failure = None
     second = request("second", "oracle", 0.3, max_tokens=60)
     third = request("third", "clusterkv", 0.3, max_tokens=60)
@@ -105,35 +55,6 @@ def test_a_store_that_is_too_small_refuses_and_names_the_missing_bytes() -> None
     assert isinstance(error, CapacityError)
     assert f"{64 * TOKEN_BYTES // 3} bytes" in str(error)
     assert len(rig.run(request("full", prompt=200, max_tokens=5))[0].tokens) == 5
-    rig.check_empty()
-
-
-def test_a_full_store_is_waited_for_while_another_request_will_free_room() -> None:
-    rig = Rig(capacity_tokens=192)
-    rig.submit(
-        request("holds", "pqcache", 0.3, max_tokens=20),
-        request("waits", "clusterkv", 0.3, max_tokens=6),
-        request("behind", prompt=30, max_tokens=6),
-    )
-    rig.step_to("holds", Status.DECODE, 10)
-    # What needs no store is shorter, and overtakes it.
-    assert (rig.engine.stats().running, rig.engine.stats().waiting) == (1, 1)
-    assert not rig.records["waits"].events
-    rig.drain()
-    assert rig.records["waits"].tokens == tokens_alone(request("w", "clusterkv", 0.3, max_tokens=6))
-    assert len(rig.records["behind"].tokens) == 6
-    rig.check_empty()
-
-
-def test_a_request_that_waits_for_the_store_can_be_aborted() -> None:
-    rig = Rig(capacity_tokens=192)
-    rig.submit(
-        request("holds", "pqcache", 0.3, max_tokens=20), request("waits", "clusterkv", 0.3, max_tokens=6)
-    )
-    rig.step_to("holds", Status.DECODE, 10)
-    rig.engine.abort("waits")
-    rig.drain()
-    assert len(rig.records["holds"].tokens) == 20
     rig.check_empty()
 
 
@@ -167,54 +88,38 @@ def test_a_window_that_cannot_be_trained_ends_its_request_only() -> None:
     rig.check_empty()
 
 
-def restart(store: StrictStore) -> None:
-    """Every call is refused until the client attaches anew."""
-    store.failure = StaleEpoch("the store was restarted")
-    reattach = store.reattach
+def test_a_store_that_begins_a_sequence_and_does_not_say_so_is_asked_again() -> None:
+    one, rig = request("one", "pqcache", 0.3), Rig()
+    begin, answers = rig.store.begin, iter((False, True))
 
-    def attach_to_the_new_one() -> None:
-        store.failure = None
-        reattach()
+    def once_silent(name: str, *arguments: object, **options: object) -> object:
+        begun = begin(name, *arguments, **options)  # type: ignore[arg-type]
+        if not next(answers, True):
+            rig.store.end(name)
+            raise StoreSilent("no answer to this one")
+        return begun
 
-    store.reattach = attach_to_the_new_one  # type: ignore[method-assign]
-
-
-def test_a_request_that_comes_after_a_restart_has_lost_nothing() -> None:
-    rig = Rig()
-    running = request("running", "pqcache", 0.3, max_tokens=60)
-    rig.submit(running)
-    rig.step_to("running", Status.DECODE, 3)
-    restart(rig.store)
-    one = request("one", "pqcache", 0.3)
-    record = rig.run(one)[0]
-    assert record.tokens == tokens_alone(one)
-    assert isinstance(rig.records["running"].error, StoreUnavailable)
-    assert rig.engine.stats().store_reachable
+    rig.store.begin = once_silent  # type: ignore[method-assign,assignment]
+    assert rig.run(one)[0].tokens == tokens_alone(one)
     rig.check_empty()
 
 
-@pytest.mark.parametrize("lost", [StaleEpoch("restarted"), StoreUnreachable("silent for a lease")])
-def test_no_index_is_waited_for_or_taken_once_the_lease_is_lost(lost: Exception) -> None:
-    rig = Rig()
-    rig.store.holds_builds = True
-    rig.submit(request("waits", "pqcache", 0.3), request("full", max_tokens=30))
-    rig.step_to("waits", Status.INDEXING)
-    rig.store.lost = lost
-    rig.step(2)
-    assert isinstance(rig.records["waits"].error, StoreUnavailable)
-    rig.drain()
-    assert len(rig.records["full"].tokens) == 30
-    rig.check_empty()
-
-
-def test_a_window_is_not_waited_for_once_the_lease_is_lost() -> None:
-    rig = Rig()
-    rig.submit(request("one", "clusterkv", 0.3, max_tokens=80), request("full", max_tokens=60))
-    rig.step_to("one", Status.DECODE, 5)
-    # The window's index never comes, and nobody says so but the heartbeat.
-    rig.store.holds_builds = True
-    rig.store.lost = StoreUnreachable("silent for a lease")
-    rig.drain()
-    assert isinstance(rig.records["one"].error, StoreUnavailable)
-    assert len(rig.records["full"].tokens) == 60
-    rig.check_empty()
+def test_nobody_reaches_its_length_because_others_read_a_prefix() -> None:
+    document = random_prompt(160, 1)
+    one = request("one", "oracle", 0.3, prompt=random_prompt(150, 2), max_tokens=30)
+    readers = [
+        request(f"reader {seed}", prompt=(*document, *random_prompt(60, seed)), max_tokens=2)
+        for seed in range(4)
+    ]
+    # An arena of 320 tokens, half of which the document fills: a slab has 16 tokens of one of three layers.
+    with attached(LAYOUT, num_slabs=60) as (_, client):
+        rig = Rig(client=client, reuses_prefixes=True, prefill_chunk=16, hot_cache=LEAST)
+        rig.run(request("document", prompt=document, max_tokens=1))
+        rig.submit(one)
+        rig.step_to("one", Status.DECODE)
+        rig.submit(*readers)
+        rig.drain()
+        answers = {name: record.tokens for name, record in rig.records.items()}
+        assert all(answers[each.request_id] == tokens_alone(each) for each in (one, *readers))
+        assert rig.engine.stats().cached_tokens_total > 0
+        assert not rig.runner.offloader.num_sequences

@@ -106,47 +106,12 @@ def test_clusterkv_attends_whole_clusters_also_of_decoded_windows(hot_cache: Hot
     assert usage.window_tokens == pytest.approx(sum(step % 40 for step in range(109)) / 109)
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, list[int]]:
-    return {one.request_id: tokens_alone(one) for one in mixed_requests()}
-
-
-@pytest.mark.parametrize("full_layers", [0, 1])
-def test_a_batch_gives_every_request_the_tokens_it_gets_alone(
-    full_layers: int, alone: dict[str, list[int]]
-) -> None:
-    if full_layers:
-        alone = {one.request_id: Rig(full_layers=1).tokens(one) for one in mixed_requests()}
-    rig = Rig(max_num_seqs=10, full_layers=full_layers)
-    records = rig.run(*mixed_requests())
-    assert {
-        one.request_id: record.tokens for one, record in zip(mixed_requests(), records, strict=True)
-    } == alone
-    rig.check_empty()
-
-
 @pytest.mark.parametrize("max_selecting", [1, 2, 3])
 def test_where_few_may_select_at_once_tokens_are_those_alone(max_selecting: int) -> None:
     requests = mixed_requests()
     rig = Rig(max_num_seqs=8, max_selecting=max_selecting, runs_ahead=True)
     records = rig.run(*requests)
     assert [record.tokens for record in records] == [tokens_alone(one) for one in requests]
-    rig.check_empty()
-
-
-@pytest.mark.parametrize("hot_cache", [HotCacheSize(share=0.1), LEAST])
-def test_requests_that_come_and_go_change_nobodys_tokens(
-    hot_cache: HotCacheSize, alone: dict[str, list[int]]
-) -> None:
-    rig = Rig(max_num_seqs=4, hot_cache=hot_cache, prefill_chunk=37)
-    for number, one in enumerate(mixed_requests()):
-        rig.submit(one)
-        rig.submit(request(f"brief {number}", SELECTING[number % 3], 0.3, prompt=70, max_tokens=1 + number))
-        rig.step(3)
-        if number % 2:
-            rig.engine.abort(f"brief {number}")
-    rig.drain()
-    assert {name: rig.records[name].tokens for name in alone} == alone
     rig.check_empty()
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_rig import NUM_LAYERS, Rig, mixed_requests, request
+from engine_rig import NUM_LAYERS, Rig, request
 
 from gpu_worker.caches import HotCacheSize
-from gpu_worker.engine.request import Status
 from gpu_worker.errors import StoreUnavailable
 from kv_store.client import StoreUnreachable
 
@@ -17,17 +16,6 @@ ROOMY, LEAST = HotCacheSize(), HotCacheSize(tokens=1)
 
 def make_rig(hot_cache: HotCacheSize = ROOMY, full_layers: int = 0) -> Rig:
     return Rig(max_num_seqs=10, hot_cache=hot_cache, full_layers=full_layers, trains_indexes=True)
-
-
-@pytest.mark.parametrize(("hot_cache", "full_layers"), [(LEAST, 0), (ROOMY, 1)])
-def test_a_batch_gives_every_request_the_tokens_it_gets_alone(
-    hot_cache: HotCacheSize, full_layers: int
-) -> None:
-    alone = {one.request_id: make_rig(ROOMY, full_layers).tokens(one) for one in mixed_requests()}
-    rig = make_rig(hot_cache, full_layers)
-    rig.run(*mixed_requests())
-    assert {name: rig.records[name].tokens for name in alone} == alone
-    rig.check_empty()
 
 
 @pytest.mark.parametrize("hot_cache", [ROOMY, LEAST])
@@ -82,30 +70,6 @@ def test_clusters_of_decoded_windows_hold_every_token_once() -> None:
             assert int(of_head[:126].max()) < int(of_head[126:166].min())
             assert int(of_head[126:166].max()) < int(of_head[166:].min())
     rig.drain()
-
-
-@pytest.mark.parametrize("policy", SELECTING)
-def test_who_has_nothing_in_the_store_goes_on_as_if_nothing_was_when_the_store_is_lost(policy: str) -> None:
-    one = request("one", policy, 30, max_tokens=90)
-    expected = make_rig().tokens(one)
-    rig = make_rig()
-    # What is measured is in the store.
-    rig.submit(one, request("measured", policy, 30, prompt=100, max_tokens=90, measure=True))
-    while len(rig.records["measured"].tokens) < 10:
-        rig.step()
-    sequence = rig.sequence("one")
-    rig.store.lost = StoreUnreachable("silent for a lease")
-    rig.step(3)
-    assert isinstance(rig.records["measured"].error, StoreUnavailable)
-    assert rig.status("one") is Status.DECODE
-    if policy == "pqcache":
-        # Every token that left the window was coded, once.
-        index = rig.runner.caches.recall.indexes.of(sequence.policy)
-        counts = index.pair_counts[sequence.seat].sum(dim=-1)
-        assert bool((counts == sequence.window_begin - sequence.plan.num_sink).all())
-    rig.drain()
-    assert rig.records["one"].tokens == expected
-    assert rig.engine.stats().requests_failed_total == 1
 
 
 @pytest.mark.parametrize("policy", ["pqcache", "clusterkv"])

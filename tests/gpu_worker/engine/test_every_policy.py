@@ -1,4 +1,4 @@
-"""What holds of every method, alone and in its wrappers, through the whole engine."""
+"""Properties of every method, alone and in its wrappers, through the whole engine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def one(policy: str, budget: int | float = BUDGET, **options: object) -> Generat
 
 @cache
 def dense_tokens(prompt: int, steps: int) -> list[int]:
-    """What follows a random prompt of this length where everything is attended."""
+    """Return the answer to a random prompt of this length where everything is attended."""
     return greedy(make_model(), random_prompt(prompt), steps)[0]
 
 

@@ -124,7 +124,7 @@ def everything(queries: Tensor, keys: Tensor) -> list[int]:
 
 
 def best(queries: Tensor, keys: Tensor) -> list[int]:
-    """What the oracle attends of 30 tokens: 4 sinks, half of the other 26 recent, half by weight."""
+    """Return what the oracle attends with 30 tokens: 4 sinks, half of the other 26 recent, half by weight."""
     end = len(keys) - 1 - 13
     weights = (queries @ keys.T * HEAD_DIM**-0.5).softmax(-1).sum(0)
     return [*range(4), *first_best(weights[4:end], 13, 4), *range(end, len(keys))]

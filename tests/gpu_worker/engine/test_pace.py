@@ -1,4 +1,4 @@
-"""What an iteration has time for, by what was measured."""
+"""The time of an iteration's parts, by what was measured."""
 
 from __future__ import annotations
 

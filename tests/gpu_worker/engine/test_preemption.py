@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from engine_rig import LAYER_HEADS, LAYOUT, NUM_KV_HEADS, NUM_LAYERS, Rig, pool_of, request, tokens_alone
@@ -12,9 +10,7 @@ from offload_rig import attached
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.request import Status
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.registry import registry
-from gpu_worker.records import GenerationRequest
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import physical_slots
 
@@ -129,38 +125,6 @@ def test_the_largest_gives_up_first() -> None:
     rig.check_empty()
 
 
-@pytest.mark.parametrize("full_layers", [0, 1])
-@pytest.mark.parametrize("policy", SELECTING)
-def test_a_hot_cache_grows_back_when_the_newcomer_leaves(policy: str, full_layers: int) -> None:
-    old = request("old", policy, 0.2, prompt=500, max_tokens=110)
-    expected = tokens_alone(old, full_layers=full_layers)
-    rig = Rig(slot_bytes=pool_of(19), full_layers=full_layers)
-    rig.submit(old)
-    rig.step_to("old", Status.DECODE, 5)
-    rig.submit(
-        request("filler", prompt=500, max_tokens=30), request("new", "full", prompt=200, max_tokens=20)
-    )
-    rig.step_to("new", Status.DECODE)
-    sequence = rig.sequence("old")
-    squeezed = sequence.num_slots
-    assert sequence.can_miss
-    while not (rig.records["new"].is_over and rig.records["filler"].is_over):
-        rig.step()
-    rig.step()
-    # Nearly all of the pool is free again; the last slot is left out, as it still has a hot cache.
-    assert squeezed < sequence.num_slots == sequence.capacity - 1
-    num_blocks = LAYER_HEADS * -(-sequence.num_slots // 64)
-    assert rig.runner.caches.held_bytes(sequence)[0] == num_blocks * rig.runner.pool.block_bytes
-    if not full_layers:
-        check_places(rig, sequence)
-    rig.step(10)
-    if not full_layers:
-        check_places(rig, sequence)
-    rig.drain()
-    assert rig.records["old"].tokens == expected
-    rig.check_empty()
-
-
 def test_who_has_least_grows_first_and_leaves_half() -> None:
     rig = Rig(slot_bytes=pool_of(24))
     rig.submit(request("large", "pqcache", 0.1, prompt=600, max_tokens=200))
@@ -239,22 +203,6 @@ def test_nothing_is_given_up_in_vain() -> None:
     rig.check_empty()
 
 
-def test_one_whose_index_is_trained_gives_up_slots_too() -> None:
-    old = request("old", "pqcache", 0.1, prompt=500, max_tokens=40)
-    expected = tokens_alone(old)
-    rig = Rig(slot_bytes=pool_of(12))
-    rig.store.holds_builds = True
-    rig.submit(old)
-    rig.step_to("old", Status.INDEXING)
-    rig.submit(request("new", prompt=200, max_tokens=30))
-    rig.step(2)
-    assert rig.sequence("old").can_miss
-    rig.store.finish_builds()
-    rig.drain()
-    assert rig.records["old"].tokens == expected
-    rig.check_empty()
-
-
 @pytest.mark.parametrize("transport", ["zero_copy", "shm"])
 def test_rows_given_up_come_back_from_a_real_store(transport: str) -> None:
     pytest.importorskip("faiss")
@@ -273,36 +221,3 @@ def test_rows_given_up_come_back_from_a_real_store(transport: str) -> None:
     assert under_pressure.tokens == free.tokens
     assert (free.usage.bytes_moved, free.usage.hit_rate) == (0, 1.0)
     assert under_pressure.usage.bytes_moved > 0
-
-
-def pressed(number: int, source: random.Random) -> GenerationRequest:
-    return request(
-        f"r{number}",
-        source.choice(["pqcache", "pqcache", "clusterkv", "full", "oracle"]),
-        source.choice([0.1, 0.2, 40]),
-        prompt=source.randrange(80, 400),
-        max_tokens=source.randrange(1, 40),
-    )
-
-
-def test_tokens_under_pressure_are_those_without() -> None:
-    source = random.Random(5)
-    requests = [pressed(number, source) for number in range(18)]
-    expected = [tokens_alone(one) for one in requests]
-    rig = Rig(slot_bytes=pool_of(8), max_num_seqs=6)
-    shrunk = set()
-    for one in requests:
-        rig.submit(one)
-    sizes: dict[str, int] = {}
-    while rig.engine.has_work:
-        rig.step()
-        for sequence in rig.decoding:
-            name = sequence.sequence_id
-            if sequence.num_slots < sizes.setdefault(name, sequence.num_slots):
-                shrunk.add(name)
-                sizes[name] = sequence.num_slots
-                if isinstance(sequence.policy, RecallPolicy):
-                    check_places(rig, sequence)
-    assert len(shrunk) >= 2
-    assert [rig.records[one.request_id].tokens for one in requests] == expected
-    rig.check_empty()

@@ -23,31 +23,6 @@ def poison(rig: Rig) -> None:
         rows[:] = 0xFF
 
 
-@pytest.mark.parametrize("policy", ["full", "oracle", "snapkv", "chelsea"])
-def test_a_second_turn_needs_nothing_of_the_arena(policy: str) -> None:
-    rig = Rig(reuses_prefixes=True, reads_slots=True)
-    first, second, third = (ask(f"{number}", policy, *range(40 * number)) for number in range(3))
-    for one, cached in ((first, 0), (second, 192), (third, 256)):
-        record = rig.run(one)[0]
-        assert record.tokens == tokens_alone(one)
-        assert record.usage.cached_tokens == cached
-        poison(rig)
-    rig.check_empty()
-
-
-def test_a_prompt_that_still_runs_is_found_too() -> None:
-    rig = Rig(reuses_prefixes=True, reads_slots=True)
-    first = replace(ask("first", "full"), sampling=replace(ask("", "full").sampling, max_tokens=60))
-    rig.submit(first)
-    rig.step_until(lambda: rig.records["first"].tokens)
-    poison(rig)
-    second = ask("second", "full", 1, 2)
-    rig.submit(second)
-    rig.drain()
-    assert rig.records["second"].tokens == tokens_alone(second)
-    assert rig.records["first"].tokens == tokens_alone(first)
-
-
 @pytest.mark.parametrize("policy", ["full", "oracle", "snapkv"])
 def test_slots_that_others_took_are_read_from_the_arena(policy: str) -> None:
     # Room for a prompt and its answer, and little more.
@@ -62,20 +37,6 @@ def test_slots_that_others_took_are_read_from_the_arena(policy: str) -> None:
     poison(rig)
     rig.run(request("again", prompt=random_prompt(250, 10), max_tokens=20))
     assert isinstance(rig.run(ask("third", policy, 1, 2, 3))[0].last, ErrorEvent)
-
-
-def test_who_takes_them_while_they_are_read_changes_nothing() -> None:
-    """The layers that are gone come from the arena, the others from slots."""
-    rig = Rig(reuses_prefixes=True, reads_slots=True, slot_bytes=pool_of(9), prefill_chunk=32)
-    rig.run(ask("first", "full"))
-    second = ask("second", "full", *range(90))
-    rig.submit(second)
-    rig.step(2)
-    other = request("other", prompt=random_prompt(180, 9), max_tokens=20)
-    rig.submit(other)
-    rig.drain()
-    assert rig.records["second"].tokens == tokens_alone(second)
-    assert rig.records["other"].tokens == tokens_alone(other)
 
 
 def test_what_may_not_be_shared_is_not_found() -> None:
@@ -98,17 +59,6 @@ def test_a_prompt_that_was_not_computed_leaves_nothing() -> None:
     rig.drain()
     second = ask("second", "full", 1)
     assert rig.run(second)[0].tokens == tokens_alone(second)
-    rig.check_empty()
-
-
-@pytest.mark.parametrize("policy", ["full", "oracle", "snapkv"])
-def test_what_few_tokens_add_to_a_known_prefix_is_found_in_the_arena(policy: str) -> None:
-    rig = Rig(reuses_prefixes=True)
-    first, second, third = (ask(f"{number}", policy, *range(40 * number)) for number in range(3))
-    for one, cached in ((first, 0), (second, 192), (third, 256)):
-        record = rig.run(one)[0]
-        assert record.tokens == tokens_alone(one)
-        assert record.usage.cached_tokens == cached
     rig.check_empty()
 
 

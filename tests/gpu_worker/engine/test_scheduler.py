@@ -1,4 +1,4 @@
-"""Whose prompt is next: short before long, but not for ever; one caller's prompts hold up nobody else."""
+"""The order of prompts: short before long, but not for ever; one caller's prompts do not hold up another's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def prompt(
     weight: float = 1.0,
     priority: int = 0,
 ) -> Request:
-    """Of a prompt that takes so long alone."""
+    """Return a request with a prompt that takes so long alone."""
     return make_request(
         name, tokens, seconds, arrival=arrival, caller=caller, weight=weight, priority=priority
     )

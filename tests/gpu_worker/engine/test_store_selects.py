@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from engine_rig import LAYOUT, Rig, random_prompt, request
-from offload_rig import SLAB_BYTES, attached, count_calls, restart
+from offload_rig import attached, count_calls, restart, store_process
 from ports import free_port
 
 from gpu_worker.caches import HotCacheSize
@@ -26,41 +21,16 @@ from gpu_worker.policies.registry import registry
 from gpu_worker.records import GenerationRequest, Usage
 from kv_store.client import InvalidStoreRequest, StoreClient
 
-ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "a secret of the store's tests"
 NUM_SLABS = 512
 
 
 @contextmanager
-def remote_store() -> Iterator[str]:
-    """The address of a store process that listens beyond loopback, and so asks for a token. It hands out no arena."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "kv_store",
-        f"--listen=0.0.0.0:{port}",
-        "--runtime=process",
-        "--json-events",
-    ]
-    command += [f"--arena-bytes={NUM_SLABS * SLAB_BYTES}", f"--slab-bytes={SLAB_BYTES}", "--trainers=1"]
-    environment = {**os.environ, "CARREL_STORE_TOKEN": TOKEN}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert any(json.loads(line)["event"] == "ready" for line in process.stdout)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
-@contextmanager
 def remote_client() -> Iterator[StoreClient]:
-    with remote_store() as target:
-        options = {"worker_id": "w", "transport": "grpc", "max_gather_rows": 512, "token": TOKEN}
-        client = StoreClient.connect(target, LAYOUT, **options)  # type: ignore[arg-type]
+    """Attach to a store that listens beyond loopback, and so asks for a token. It hands out no arena."""
+    port = free_port()
+    with store_process(LAYOUT, f"0.0.0.0:{port}", f"127.0.0.1:{port}", "grpc", NUM_SLABS, TOKEN) as client:
         yield client
-        client.close()
 
 
 def rig_over(client: StoreClient) -> Rig:

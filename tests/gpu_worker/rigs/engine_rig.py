@@ -41,6 +41,7 @@ from gpu_worker.records import (
     EngineStats,
     ErrorEvent,
     Event,
+    FinishReason,
     GenerationRequest,
     IndexDevice,
     SamplingParams,
@@ -109,7 +110,7 @@ def small_policies() -> dict[str, Policy]:
 
 
 def small_policies_alone() -> tuple[Policy, ...]:
-    """Return the policies that are not in `registry` with their defaults."""
+    """The policies whose hyper-parameters differ from those in `registry`."""
     return (
         PQCache(num_bits=3, num_sink=4),
         ClusterKV(num_sink=4, tokens_per_cluster=10, window_size=40),
@@ -140,8 +141,8 @@ def every_small_policy() -> dict[str, Policy]:
 
 
 def tried() -> dict[str, Policy]:
-    """Return each method and variant of `every_small_policy` that selects, and the wrappers around H2O alone. H2O
-    evicts, scores while it decodes, and shares unequally within them: other wrapped methods get the same calls."""
+    """Each method and variant of `every_small_policy` that selects, and the wrappers around H2O alone, which evicts,
+    scores while it decodes, and shares unequally within them: what else they wrap reaches them by the same calls."""
     return {
         name: policy
         for name, policy in every_small_policy().items()
@@ -295,12 +296,14 @@ class Rig:
         self.worker = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]
         self.engine, self.runner = self.worker.engine, self.worker.runner
         self.records: dict[str, Record] = {}
+        self.asked: dict[str, GenerationRequest] = {}
+        self._alike = full_layers, trains_indexes, frozenset(options.policies.items())
 
     def submit(self, *requests: GenerationRequest) -> None:
         for one in requests:
             record = Record()
             self.engine.submit(one, record.events.append)
-            self.records[one.request_id] = record
+            self.records[one.request_id], self.asked[one.request_id] = record, one
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -351,6 +354,22 @@ class Rig:
     def tokens(self, one: GenerationRequest) -> list[int]:
         return self.run(one)[0].tokens
 
+    def check_answers(self, failed: Mapping[str, type[Exception]] = {}) -> None:
+        """Check that answers are those of each request alone, and what aborted and failed ones have is their beginning.
+
+        failed: the errors that requests end with; no other does.
+        """
+        for name, one in self.asked.items():
+            record, alone = (
+                self.records[name],
+                [*_tokens_alone(replace(one, request_id="alone"), *self._alike)],
+            )
+            assert sum(isinstance(event, CompleteEvent | ErrorEvent) for event in record.events) == 1, name
+            if name in failed:
+                assert type(record.error) is failed[name], name
+            is_whole = name not in failed and record.complete.finish_reason is not FinishReason.ABORT
+            assert record.tokens == (alone if is_whole else alone[: len(record.tokens)]), name
+
     def check_empty(self) -> None:
         """No request left anything behind: blocks, seats, rows of the store."""
         stats = self.engine.stats()
@@ -373,10 +392,14 @@ def counted(stats: EngineStats) -> EngineStats:
 
 
 def tokens_alone(one: GenerationRequest, *, full_layers: int = 0) -> list[int]:
-    """Return the tokens of a request in an engine without other requests, with all the memory that it needs."""
-    return [*_tokens_alone(replace(one, request_id="alone"), full_layers)]
+    """Return a request's answer from an engine that has nothing else to do, with all that it needs."""
+    policies = frozenset(small_policies().items())
+    return [*_tokens_alone(replace(one, request_id="alone"), full_layers, False, policies)]
 
 
 @cache
-def _tokens_alone(one: GenerationRequest, full_layers: int) -> tuple[int, ...]:
-    return tuple(Rig(full_layers=full_layers).tokens(one))
+def _tokens_alone(
+    one: GenerationRequest, full_layers: int, trains_indexes: bool, policies: frozenset[tuple[str, Policy]]
+) -> tuple[int, ...]:
+    rig = Rig(full_layers=full_layers, trains_indexes=trains_indexes, policies=dict(policies))
+    return tuple(rig.tokens(one))

@@ -201,7 +201,7 @@ class Placed:
         return value
 
     def assert_only_written(self) -> None:
-        """Assert that everything outside the operation's results, the poison around them included, is unchanged."""
+        """Check that what the operation does not write, and the poison around what it writes, is as it was."""
         for name, memory in self.memories.items():
             if name in self._operation.writes:
                 view = self.views[name]

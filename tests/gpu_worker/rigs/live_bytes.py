@@ -35,7 +35,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def as_kernel(self, reference: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a kernel in the reference's place: of its memory only the results count as alive."""
+        """Return the reference as a kernel in its place: only its results are counted."""
 
         def kernel(*operands: Any) -> Any:
             self._is_paused = True

@@ -190,7 +190,7 @@ class MemoryStore:
         self._tell()
 
     def _tell(self) -> None:
-        """Apply pending ends, once the store answers."""
+        """Apply ends of sequences, once the store answers."""
         while self._ended and not isinstance(self.failure, StoreUnreachable):
             end = self._ended.pop(0)
             if self.failure is None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from gpu_worker.kernels.rows import ArenaLayout
 from gpu_worker.policies.pqcache.policy import PQCache
@@ -22,6 +26,7 @@ from gpu_worker.store.host_registration import register_with_cuda
 from kv_store.client import Layout, RowFormat, StaleEpoch, StoreClient
 from kv_store.local import LocalStore
 
+ROOT = Path(__file__).resolve().parents[3]
 SLAB_BYTES = 4096
 VOCAB_SIZE, MAX_MODEL_LEN = 97, 256
 # 32 tokens a slab, which they fill; 16 tokens, which leave a quarter free.
@@ -51,6 +56,41 @@ def attached(
             yield store, client
         finally:
             client.close()
+
+
+@contextmanager
+def store_process(
+    layout: Layout, listen: str, target: str, transport: str, num_slabs: int, token: str = ""
+) -> Iterator[StoreClient]:
+    """Attach to a store in a process of its own, which listens at one address and is found at another."""
+    options = {
+        "listen": listen,
+        "arena-bytes": num_slabs * SLAB_BYTES,
+        "slab-bytes": SLAB_BYTES,
+        "trainers": 1,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "kv_store",
+        "--runtime=process",
+        *(f"--{k}={v}" for k, v in options.items()),
+    ]
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "CARREL_STORE_TOKEN": token}) as process:
+        try:
+            client = StoreClient.connect(
+                target,
+                layout,
+                worker_id="w",
+                transport=transport,
+                max_gather_rows=512,
+                timeout_seconds=PATIENCE,
+                token=token,
+            )
+            yield client
+            client.close()
+        finally:
+            process.kill()
 
 
 def restart(store: LocalStore, client: StoreClient) -> None:

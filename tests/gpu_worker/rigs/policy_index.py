@@ -44,8 +44,7 @@ def kmeans_segment(centroids: Tensor, labels: Tensor) -> dict[str, Tensor]:
 def candidates_of(query: Tensor, spans: dict[int, tuple[int, int]], layer: int, extra: int = 0) -> Candidates:
     """Return the candidates of seats with these spans.
 
-    query: [B, H_q, d], the early one too.
-    extra: positions beyond the largest end.
+    query: [B, H_q, d], the early one too. extra: positions beyond the largest end.
     """
     begin, end = torch.tensor(list(spans.values())).T
     seats, num_positions = torch.tensor(list(spans)), int(end.max()) + extra
@@ -53,7 +52,7 @@ def candidates_of(query: Tensor, spans: dict[int, tuple[int, int]], layer: int, 
 
 
 def queries_of(own: Tensor, early: Tensor | None = None) -> StepQueries:
-    """Return the queries of one layer; without early ones these are the same."""
+    """Return the queries of one layer; the early ones are the same if not given."""
     return StepQueries(own, lambda: own if early is None else early)
 
 

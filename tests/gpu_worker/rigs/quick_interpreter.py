@@ -70,7 +70,7 @@ def numpy_dtype(kind: core.dtype) -> np.dtype[Any]:
 
 
 class Shape:
-    """The values that all types and all tensors of one shape share."""
+    """The parts that all types and all tensors of one shape share."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self.of_type, self.text = core.tuple(sizes), str(sizes)

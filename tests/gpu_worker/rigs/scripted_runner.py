@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpu_worker.engine.admission import Admission
 from gpu_worker.engine.engine import Engine
@@ -298,11 +299,11 @@ class Decisions:
         self.events: dict[str, list[Event]] = {}
 
     def submit(
-        self, name: str, num_prompt: int = 50, max_tokens: int = 5, policy: str = "full", priority: int = 0
+        self, name: str, num_prompt: int = 50, max_tokens: int = 5, policy: str = "full", **more: Any
     ) -> None:
-        asked = GenerationRequest(
-            name, (0,) * num_prompt, SamplingParams(max_tokens), policy, Budget(share=1.0), priority=priority
-        )
+        """Submit a request of so many tokens. more: fields of the request."""
+        sampling = SamplingParams(max_tokens)
+        asked = GenerationRequest(name, (0,) * num_prompt, sampling, policy, Budget(share=1.0), **more)
         self.events[name] = []
         self.engine.submit(asked, self.events[name].append)
 

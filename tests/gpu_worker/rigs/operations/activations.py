@@ -124,7 +124,7 @@ def masked_logits(vocab_size: int, rows: tuple[int, ...] = (4, 0, 2)) -> Argumen
 
 
 def kept(logits: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
-    """Set the logits of tokens that are not allowed to -inf. Those that are not finite stay, to be found."""
+    """Set what is not allowed to -inf; but what is not a number stays, to be found."""
     bits = np.unpackbits(allowed.numpy().view(np.uint8), axis=1, bitorder="little")
     is_allowed = torch.from_numpy(bits[:, : logits.shape[1]]).bool() | ~logits[rows.long()].isfinite()
     logits[rows.long()] = logits[rows.long()].masked_fill(~is_allowed, -math.inf)

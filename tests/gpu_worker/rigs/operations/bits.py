@@ -104,7 +104,7 @@ def prompt_keys(head_dim: int, dtype: torch.dtype) -> Arguments:
 
 
 def unusual_keys() -> Arguments:
-    """Return keys with unusual scales: 0 for the first and last two, which are the mean; bounded for the long one."""
+    """Make the first and last two keys the mean, with scale 0, and one so long that its scale is bounded."""
     keys = torch.zeros(1, 3, 64)
     keys[0, 1] = 3e5 * torch.randn(64, generator=torch.Generator().manual_seed(0))
     return prompt_keys(64, float32) | {
