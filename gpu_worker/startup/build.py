@@ -62,7 +62,7 @@ STORE_CALL_SECONDS = 1.0
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
 # Requests at once, by default.
-CPU_SEQS, GPU_SEQS = 8, 64
+CPU_SEQS, GPU_SEQS = 8, 128
 # Of these that may select.
 GPU_SELECTING = 32
 

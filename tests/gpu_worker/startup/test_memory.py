@@ -89,13 +89,13 @@ def tiny() -> Workload:
     )
 
 
-@pytest.mark.parametrize(("card", "seats", "selecting"), [(24, 32, 1), (48, 64, 8), (80, 64, 16)])
+@pytest.mark.parametrize(("card", "seats", "selecting"), [(24, 32, 1), (48, 128, 8), (80, 128, 16)])
 def test_a_card_has_the_seats_that_it_has_room_for_and_starts(card: int, seats: int, selecting: int) -> None:
     """An 8B model in bfloat16 at 128K, with the default policy and budget."""
     available = card * GIB - LLAMA_WEIGHTS - GIB // 2
     budget = Budget(share=0.1, least=512)
     workload = llama(policies=registry(), default_policy=LONG, default_budget=budget)
-    shape = fitting_seats(workload, available, 64, 32)
+    shape = fitting_seats(workload, available, 128, 32)
     assert (shape.max_num_seqs, shape.num_selecting) == (seats, selecting)
     plan = MemoryPlan.of(replace(workload, shape=shape), available)
     assert plan.reserved + plan.slots <= available
