@@ -57,12 +57,13 @@ class Admission:
         if request.waits_for_arena and must_wait:
             return Verdict(False, missing_bytes=math.inf)
         policy = self._policy_of(request)
-        selects = request.entered.may_select and policy != SHORT
-        if not self._scheduler.has_seat(selects):
-            request.waits_for_arena, request.waits_for_seat = False, selects
+        if not request.was_preempted:
+            request.may_select = request.entered.may_select and policy != SHORT
+        if not self._scheduler.has_seat(request.may_select):
+            request.waits_for_arena, request.waits_for_seat = False, request.may_select
             return Verdict(False)
         request.waits_for_seat = False
-        self._scheduler.seat(request, selects)
+        self._scheduler.seat(request, request.may_select)
         admitted = self._runner.admit(
             Admit(
                 request.request_id,

@@ -192,7 +192,7 @@ class Engine:
             if (prefill := self._passes.of(request.request_id)) is not None:
                 return prefill
             if (admitted := self._admit_with_others(request)) is None:
-                may_admit, may_offload = request.waits_aside, False
+                may_admit, may_offload = request.waits_for_arena or request.waits_for_seat, False
             else:
                 self._begin_prompts(admitted)
         # The slots that others freed, if no request waits for them.
@@ -261,12 +261,15 @@ class Engine:
         outcome = self._runner.run_quantum(plan)
         self._passes.note(outcome.passes)
         for failure in outcome.failed:
-            request = self._requests.running(failure.request_id)
-            match failure.error:
-                case PrefixLost():
-                    self._requests.recompute(request, Then.RECOMPUTE)
-                case error:
-                    self._requests.fail(request, error)
+            # One may have failed twice.
+            for request in self._requests.found([failure.request_id]):
+                match failure.error:
+                    case PrefixLost() if request.runs:
+                        self._requests.recompute(request, Then.RECOMPUTE)
+                    case PrefixLost():
+                        pass
+                    case error:
+                        self._requests.fail(request, error)
         if outcome.short:
             self._steps.make_room(self._requests.short(outcome))
             self._runner.retry_indexes(tuple(name for name, _ in outcome.short))
@@ -278,7 +281,12 @@ class Engine:
     def _finish_prompts(self, waits: bool) -> bool:
         """Take the first tokens of prompts that are computed and stored by now; False for none. waits: for those on
         their way."""
-        copied = [self._run_quantum(RunQuantum(each.number, waits)) for each in self._passes.copying]
+        copied = [
+            self._run_quantum(RunQuantum(each.number, waits))
+            for each in self._passes.copying
+            # A quantum before it may have preempted its requests.
+            if each.number in self._passes
+        ]
         outcome = self._runner.finish_prompts(waits)
         self._passes.note(outcome.passes)
         for request in self._requests.found(outcome.prefilled):

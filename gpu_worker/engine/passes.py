@@ -24,6 +24,9 @@ class Passes:
                 self._by_number[each.number] = each
                 self._by_request.update(dict.fromkeys(each.shares, each))
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._by_number
+
     def of(self, request_id: str) -> Pass | None:
         """Return the pass that computes a request's prompt."""
         return self._by_request.get(request_id)

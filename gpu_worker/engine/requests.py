@@ -89,6 +89,7 @@ class Requests:
         self._scheduler.wait_again(request)
         request.num_prefill, request.num_cached = released.num_prefill, 0
         request.was_preempted, request.waits_for_arena = True, False
+        request.trusts_prefixes = released.trusts_prefixes
         self.counts.preemptions_total += 1
 
     def recompute(self, request: Request, then: Then) -> None:
@@ -137,7 +138,7 @@ class Requests:
 
     def short(self, outcome: Outcome) -> list[tuple[Request, ArenaFull]]:
         """Return the requests of an outcome that found the arena full."""
-        return [(self.running(name), error) for name, error in outcome.short]
+        return [(found, error) for name, error in outcome.short for found in self.found([name])]
 
     def _remove(self, request: Request) -> Released:
         released = self._free(request, Then.END)

@@ -113,7 +113,7 @@ class Scheduler:
     ) -> list[Request]:
         """The most urgent short prompt and the most urgent long one, if there is memory for them next to those in
         progress. Later prompts may not take memory that frees up before them."""
-        waiting = [each for each in self._waiting if may_offload or not each.waits_aside]
+        waiting = [each for each in self._waiting if may_offload or not self._waits_aside(each)]
         waiting = [each for each in waiting if each not in held]
         is_lent = all(self._room.is_short(each.num_prefill) for each in waiting)
         computed = [each for each in prefilling if is_lent and each in held]
@@ -141,7 +141,7 @@ class Scheduler:
         together with these, which were admitted just now. held: are left out."""
         if not self._free_seats:
             return None
-        waiting = [each for each in self._waiting if each not in held]
+        waiting = [each for each in self._waiting if each not in held and not self._waits_aside(each)]
         found = self._first(waiting, True, self.with_status(Status.PREFILL))
         num_tokens = sum(request.num_prefill - request.num_cached for request in together)
         return found if found is not None and self._room.is_short(num_tokens + found.num_prefill) else None
@@ -152,6 +152,10 @@ class Scheduler:
     def _urgency(self, request: Request) -> tuple[int, float, float]:
         deadline = request.clock.submitted + self._stretch * self._estimate(request)
         return request.priority, self._served[request.caller], deadline
+
+    def _waits_aside(self, request: Request) -> bool:
+        """Tell whether it waits for something that other requests may not need, so these may overtake it."""
+        return request.waits_for_arena or (request.waits_for_seat and not self.has_seat(selects=True))
 
     def has_seat(self, selects: bool) -> bool:
         """Tell whether a seat is free, for a request that selects or not."""

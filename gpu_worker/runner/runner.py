@@ -197,7 +197,8 @@ class LocalRunner:
         else:
             return Outcome()
         self.caches.recall.fetch_counts.copy(sequences)
-        outcome = _failures(step.failed)
+        # Also where the store is silent: half of the step is done, and cannot be repeated.
+        outcome = Outcome(failed=[Failure(one.sequence_id, error) for one, error in step.failed])
         outcome.step, outcome.has_run = step.number, step.has_run
         if step.drawn is not None:
             outcome.sampled = [one.sequence_id for one in step.drawn.sequences]

@@ -41,6 +41,7 @@ from gpu_worker.startup.earlier_pool import EarlierPool
 from gpu_worker.startup.memory import (
     MemoryPlan,
     available_bytes,
+    fits,
     fitting_seats,
     fitting_selecting,
     index_room,
@@ -256,13 +257,20 @@ def _workload(
 def _seated(workload: Workload, config: WorkerConfig, limit: int | None) -> CacheShape:
     """Return the shape with as many seats as are asked for, or as the device has room for."""
     shape = workload.shape
-    if shape.device.type != "cuda" or config.slot_memory_bytes is not None:
+    if shape.device.type != "cuda":
         return shape
-    available = total_bytes(shape.device, limit)
-    if config.max_num_seqs is not None:
-        found = fitting_selecting(workload, available)
-    else:
-        found = fitting_seats(workload, available, GPU_SEQS, GPU_SELECTING)
+    if config.slot_memory_bytes is not None:
+        most = shape.max_num_seqs if config.max_num_seqs is not None else GPU_SELECTING
+        return replace(shape, num_selecting=min(shape.max_num_seqs, most))
+    found, free = shape, available_bytes(shape.device, limit)
+    # By the whole device, so that a worker that is started again has as many; by what is free where others use it too.
+    for available in (total_bytes(shape.device, limit), free):
+        if config.max_num_seqs is not None:
+            found = fitting_selecting(workload, available)
+        else:
+            found = fitting_seats(workload, available, GPU_SEQS, GPU_SELECTING)
+        if fits(replace(workload, shape=found), free):
+            break
     logger.info(
         "memory is planned for %d requests at once, %d of which may select, of %d tokens",
         found.max_num_seqs,

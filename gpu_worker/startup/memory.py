@@ -121,9 +121,14 @@ def fitting_selecting(workload: Workload, available: int) -> CacheShape:
     them, and so on; one where nothing fits."""
     for selecting in _halves(workload.shape.max_num_seqs):
         shape = replace(workload.shape, num_selecting=selecting)
-        if _plan(replace(workload, shape=shape), available) is not None:
+        if fits(replace(workload, shape=shape), available):
             return shape
     return replace(workload.shape, num_selecting=1)
+
+
+def fits(workload: Workload, available: int) -> bool:
+    """Return whether a plan has room for one request of the greatest length."""
+    return _plan(workload, available) is not None
 
 
 def _halves(most: int) -> Iterator[int]:

@@ -30,14 +30,13 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
 from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine.request import Status
-from gpu_worker.errors import CapacityError, ConfigError, WorkerError
+from gpu_worker.errors import CapacityError, ConfigError, StoreUnavailable, WorkerError
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
 from gpu_worker.policies.quest.policy import Quest
 from gpu_worker.policies.recall import TrainedSegment
 from gpu_worker.policies.snapkv.policy import SnapKV
 from gpu_worker.records import (
     CompleteEvent,
-    ErrorEvent,
     Event,
     FinishReason,
     ProgressEvent,
@@ -51,7 +50,7 @@ from gpu_worker.service.engine_thread import EngineThread
 from gpu_worker.startup.assemble import cache_shape
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import BLOCK_SIZE, physical_slots
-from kv_store.client import StoreUnreachable
+from kv_store.client import StoreSilent, StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
 ALL = ["full", *SELECTING]
@@ -274,7 +273,11 @@ def test_every_token_is_in_the_store_and_the_slots_hold_its_bytes(policy: str) -
     torch.testing.assert_close(stored, torch.stack(rows)[:, :, :length], atol=1e-3, rtol=1e-3)
 
 
-def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [StoreUnreachable, StoreSilent])
+def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(
+    error: type[StoreUnreachable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is silent for a moment: half of the step is done."""
     dense = request("full", "full", max_tokens=30)
     alone = tokens_alone(dense)
     rig = Rig(hot_cache=HotCacheSize(tokens=1), trains_indexes=True)
@@ -286,14 +289,17 @@ def test_a_store_lost_within_a_step_ends_who_cannot_repeat_it(monkeypatch: pytes
     while len(rig.decoding) < 3:
         rig.step()
 
+    gather = rig.store.gather
+
     def unreachable(*args: object) -> None:
-        raise StoreUnreachable("gone")
+        monkeypatch.setattr(rig.store, "gather", gather)
+        raise error("gone")
 
     monkeypatch.setattr(rig.store, "gather", unreachable)
     rig.drain()
-    assert isinstance(rig.records["lost"].last, ErrorEvent)
+    assert isinstance(rig.records["lost"].error, StoreUnavailable)
     # Its new token has a slot already; a second try would give it another.
-    assert isinstance(rig.records["kept"].last, ErrorEvent)
+    assert isinstance(rig.records["kept"].error, StoreUnavailable)
     assert rig.records["full"].tokens == alone
     rig.check_empty()
 

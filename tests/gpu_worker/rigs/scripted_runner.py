@@ -66,7 +66,9 @@ class Place:
 
 @dataclass
 class ScriptedRunner:
-    """Slots and arena in tokens. A policy other than `full` needs the arena. A quantum computes `CHUNK` tokens.
+    """Slots and arena in tokens. The policy `recalls` needs the arena, and any but `full` may select.
+
+    A quantum computes `CHUNK` tokens.
 
     fails: errors of the next steps, by request. plans: the verbs in their order, with the requests concerned.
     """
@@ -107,7 +109,7 @@ class ScriptedRunner:
 
     def admit(self, plan: Admit) -> Admitted:
         place = self.places[plan.request_id]
-        needed, is_recalled = place.known, place.asked.policy != "full"
+        needed, is_recalled = place.known, place.asked.policy == "recalls"
         if needed > self.slots or (is_recalled and needed > self.arena):
             return Admitted(False, error=NeverFits(f"{needed} tokens"))
         if needed > self.free_slots:
