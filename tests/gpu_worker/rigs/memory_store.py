@@ -16,6 +16,7 @@ from kv_store.client import (
     NotInStore,
     PQParams,
     RowsWanted,
+    StoreError,
     StoreFull,
     StoreSilent,
     StoreUnreachable,
@@ -137,9 +138,14 @@ class MemoryStore:
             self.prefixes.pop(name, None)
 
     def verify(self, sequence_id: str) -> Future[int]:
-        self._check()
+        """As the client's, which asks in the background: an error is the future's."""
         verified: Future[int] = Future()
-        verified.set_result(self.num_corrupt)
+        try:
+            self._check()
+        except StoreError as error:
+            verified.set_exception(error)
+        else:
+            verified.set_result(self.num_corrupt)
         return verified
 
     def gather(self, layer: int, wanted: Sequence[RowsWanted]) -> np.ndarray:

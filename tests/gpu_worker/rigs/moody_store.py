@@ -59,7 +59,11 @@ class MoodyStore(StrictStore):
         return super().reserve(sequence_id, num_tokens)
 
     def verify(self, sequence_id: str) -> Future[int]:
-        self._check()
+        """As the client's, which asks in the background: an error is the future's."""
+        try:
+            self._check()
+        except StoreError as error:
+            return self._later(error)
         if not self._happens(0.35):
             return self._later(0)
         self.prefixes.clear()
