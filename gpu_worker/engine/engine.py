@@ -30,6 +30,7 @@ from gpu_worker.records import (
     GenerationRequest,
 )
 from gpu_worker.records.plans import (
+    Outcome,
     Pass,
     Runner,
     RunnerStats,
@@ -185,7 +186,7 @@ class Engine:
         may_admit = may_offload = True
         while True:
             silent_seconds = self._runner.silent_seconds
-            held = {*self._patience.held(silent_seconds), *self._requests.found(self._passes.computed)}
+            held = {*self._patience.held(silent_seconds), *self.scheduler.found(self._passes.computed)}
             request = self.scheduler.next_prompt(may_admit, may_offload, held)
             if request is None:
                 break
@@ -262,7 +263,7 @@ class Engine:
         self._passes.note(outcome.passes)
         for failure in outcome.failed:
             # One may have failed twice.
-            for request in self._requests.found([failure.request_id]):
+            for request in self.scheduler.found([failure.request_id]):
                 match failure.error:
                     case PrefixLost() if request.runs:
                         self._requests.recompute(request, Then.RECOMPUTE)
@@ -270,12 +271,10 @@ class Engine:
                         pass
                     case error:
                         self._requests.fail(request, error)
-        if outcome.short:
-            self._steps.make_room(self._requests.short(outcome))
-            self._runner.retry_indexes(tuple(name for name, _ in outcome.short))
+        self._make_room_for_indexes(outcome)
         self._requests.emit(outcome)
-        silent = {each for each in self._requests.found(outcome.silent) if each.runs}
-        self._patience.note(silent, {*self._requests.found(outcome.served)} - silent)
+        silent = {each for each in self.scheduler.found(outcome.silent) if each.runs}
+        self._patience.note(silent, {*self.scheduler.found(outcome.served)} - silent)
         return not silent
 
     def _finish_prompts(self, waits: bool) -> bool:
@@ -289,7 +288,7 @@ class Engine:
         ]
         outcome = self._runner.finish_prompts(waits)
         self._passes.note(outcome.passes)
-        for request in self._requests.found(outcome.prefilled):
+        for request in self.scheduler.found(outcome.prefilled):
             request.status = Status.INDEXING
             request.clock.prefilled = request.clock.prefilled or time.monotonic()
         ends = self._requests.accept(outcome)
@@ -304,11 +303,15 @@ class Engine:
         if not self.scheduler.with_status(Status.INDEXING):
             return False
         outcome = self._runner.load_indexes(waits)
-        for request in self._requests.found(outcome.ready):
+        for request in self.scheduler.found(outcome.ready):
             request.status = Status.DECODE
             request.clock.indexed = request.clock.indexed or time.monotonic()
         self._requests.fail_each(outcome.failed)
+        self._make_room_for_indexes(outcome)
+        return bool(outcome.ready)
+
+    def _make_room_for_indexes(self, outcome: Outcome) -> None:
+        """Free arena memory for the requests of an outcome that miss it, and ask for their indexes once more."""
         if outcome.short:
             self._steps.make_room(self._requests.short(outcome))
             self._runner.retry_indexes(tuple(name for name, _ in outcome.short))
-        return bool(outcome.ready)

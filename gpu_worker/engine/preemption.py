@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpu_worker.engine.request import Request, Status
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.errors import ArenaFull, CapacityError
-from gpu_worker.records.plans import Leaving, Released, Runner
-
-
-class Action(enum.Enum):
-    """PREEMPT: the request waits, with its tokens. DISTRUST: its prompt is computed without known prefixes. END: it is
-    alone and needs more than there is."""
-
-    PREEMPT = enum.auto()
-    DISTRUST = enum.auto()
-    END = enum.auto()
+from gpu_worker.records.plans import Leaving, Released, Runner, Then
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """An action on a request that frees memory for other requests. error: of one that ends."""
+    """A release of a request that frees memory for other requests. error: of one that ends: it is alone and needs more
+    than there is."""
 
-    action: Action
+    then: Then
     request: Request
     error: CapacityError | None = None
 
@@ -54,23 +45,23 @@ class Preemption:
         request, error = min(short, key=lambda each: each[0].rank)
         holders = self._holders()
         if holders not in ([], [request]):
-            return [Remedy(Action.PREEMPT, max(holders, key=lambda holder: holder.rank))]
-        if readers := self._requests(self._runner.readers(error.missing_bytes)):
-            return [Remedy(Action.DISTRUST, reader) for reader in readers]
+            return [Remedy(Then.PREEMPT, max(holders, key=lambda holder: holder.rank))]
+        if readers := self._scheduler.found(self._runner.readers(error.missing_bytes)):
+            return [Remedy(Then.DISTRUST, reader) for reader in readers]
         if request.status is Status.DECODE and self._runner.leave_arena(request.request_id):
             return []
-        return [Remedy(Action.END, request, error)]
+        return [Remedy(Then.END, request, error)]
 
     def for_slots(self, crowded: list[Request]) -> list[Remedy]:
         """Return the remedy for running requests that miss slots for their next tokens; alone such a one ends."""
         names = tuple(each.request_id for each in crowded if each.runs)
-        missing = self._requests(self._runner.without_slots(names)) if names else []
+        missing = self._scheduler.found(self._runner.without_slots(names)) if names else []
         if not missing:
             return []
         if self._scheduler.num_running > 1:
-            return [Remedy(Action.PREEMPT, self._scheduler.last_running)]
+            return [Remedy(Then.PREEMPT, self._scheduler.last_running)]
         no_slot = "no slot is free for the next token; give more with --slot-memory"
-        return [Remedy(Action.END, missing[0], CapacityError(no_slot))]
+        return [Remedy(Then.END, missing[0], CapacityError(no_slot))]
 
     def for_waiting(self, request: Request, missing_bytes: float) -> list[Request]:
         """Return the requests of lower priority without which a waiting one would fit, as few as possible; none where
@@ -112,10 +103,7 @@ class Preemption:
         return is_freeing
 
     def _holders(self) -> list[Request]:
-        return self._requests(self._runner.holders())
-
-    def _requests(self, names: list[str]) -> list[Request]:
-        return [found for name in names if (found := self._scheduler.find(name)) is not None]
+        return self._scheduler.found(self._runner.holders())
 
     def _suffices(self, request: Request, leaving: Collection[Request], missing_bytes: float) -> bool:
         names = tuple(each.request_id for each in leaving)

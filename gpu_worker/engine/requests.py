@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpu_worker.engine.outbox import Outbox
 from gpu_worker.engine.passes import Passes
 from gpu_worker.engine.patience import Patience
-from gpu_worker.engine.preemption import Action, Preemption, Remedy
+from gpu_worker.engine.preemption import Preemption, Remedy
 from gpu_worker.engine.request import Request
 from gpu_worker.engine.scheduler import Scheduler
 from gpu_worker.errors import ArenaFull, CapacityError, StoreUnavailable, WorkerError
@@ -16,7 +16,7 @@ from gpu_worker.records.plans import Failure, Outcome, Release, Released, Runner
 
 
 class Requests:
-    """Finds requests by their ids, and releases what they hold.
+    """Releases what requests hold, and tells their callers.
 
     counts: of requests and tokens, since the start. has_freed: slots became free since this was set to False.
     """
@@ -45,10 +45,6 @@ class Requests:
         assert found is not None, f"{name} is not over"
         return found
 
-    def found(self, names: Iterable[str]) -> list[Request]:
-        """Return the requests of these names that are not over."""
-        return [found for name in names if (found := self._scheduler.find(name)) is not None]
-
     def finish(self, request: Request, reason: FinishReason, stop_token_id: int | None = None) -> None:
         """End a request well, or because it was aborted."""
         released = self._remove(request)
@@ -68,7 +64,7 @@ class Requests:
     def fail_each(self, failed: Iterable[Failure]) -> None:
         """End the requests of an outcome that failed, but for those that are over."""
         for failure in failed:
-            for request in self.found([failure.request_id]):
+            for request in self._scheduler.found([failure.request_id]):
                 self.fail(request, failure.error)
 
     def end_full(self, request: Request, error: CapacityError) -> None:
@@ -80,7 +76,7 @@ class Requests:
 
     def end_lost(self, names: Iterable[str]) -> None:
         """End the requests that lost their rows with an earlier store."""
-        for request in self.found(names):
+        for request in self._scheduler.found(names):
             self.fail(request, StoreUnavailable("the KV store came back empty while the request ran"))
 
     def preempt(self, request: Request) -> None:
@@ -121,12 +117,12 @@ class Requests:
     def apply(self, remedies: Iterable[Remedy]) -> None:
         """Preempt, recompute or end requests so that others find memory."""
         for remedy in remedies:
-            match remedy.action:
-                case Action.PREEMPT:
+            match remedy.then:
+                case Then.PREEMPT:
                     self.preempt(remedy.request)
-                case Action.DISTRUST:
-                    self.recompute(remedy.request, Then.DISTRUST)
-                case Action.END:
+                case Then.RECOMPUTE | Then.DISTRUST as then:
+                    self.recompute(remedy.request, then)
+                case Then.END:
                     assert remedy.error is not None, "an end has a reason"
                     self.end_full(remedy.request, remedy.error)
 
@@ -138,7 +134,7 @@ class Requests:
 
     def short(self, outcome: Outcome) -> list[tuple[Request, ArenaFull]]:
         """Return the requests of an outcome that found the arena full."""
-        return [(found, error) for name, error in outcome.short for found in self.found([name])]
+        return [(found, error) for name, error in outcome.short for found in self._scheduler.found([name])]
 
     def _remove(self, request: Request) -> Released:
         released = self._free(request, Then.END)

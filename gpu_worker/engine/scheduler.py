@@ -94,6 +94,10 @@ class Scheduler:
     def find(self, request_id: str) -> Request | None:
         return self._by_id.get(request_id)
 
+    def found(self, names: Iterable[str]) -> list[Request]:
+        """Return the requests of these names that are not over."""
+        return [self._by_id[name] for name in names if name in self._by_id]
+
     def next_prompt(
         self, may_admit: bool, may_offload: bool = True, held: Collection[Request] = ()
     ) -> Request | None:

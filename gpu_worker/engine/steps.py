@@ -92,16 +92,16 @@ class Steps:
             return None
         step = Step(
             outcome.step,
-            self._requests.found(plan.request_ids),
-            self._requests.found(outcome.sampled),
+            self._scheduler.found(plan.request_ids),
+            self._scheduler.found(outcome.sampled),
             outcome.has_run,
             self._requests.short(outcome),
-            self._requests.found(outcome.crowded),
+            self._scheduler.found(outcome.crowded),
         )
         self._queued.append(step)
-        for request in self._requests.found(outcome.indexing):
+        for request in self._scheduler.found(outcome.indexing):
             request.status = Status.INDEXING
-        self._patience.note(self._requests.found(outcome.silent), self._requests.found(outcome.served))
+        self._patience.note(self._scheduler.found(outcome.silent), self._scheduler.found(outcome.served))
         self._requests.emit(outcome)
         if outcome.failed:
             # Each has its tokens of the steps before, with which it may have ended.
