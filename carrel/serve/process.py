@@ -21,6 +21,7 @@ import psutil
 UNUSABLE_EXIT_CODE = 2
 TAIL_LINES = 20
 MAX_LINE_CHARS = 65536
+READ_TIMEOUT_S = 2.0
 # becomes the child after asking the kernel for a signal (PR_SET_PDEATHSIG, 1) when its parent dies; exec keeps that
 _LAUNCHER = """
 import ctypes, os, sys
@@ -122,10 +123,14 @@ class Child:
     def last_lines(self) -> tuple[str, ...]:
         """The last lines of stderr; all of them when it has ended."""
         if self.exit_code() is not None:
-            for reader in self._readers:
-                # not for ever: a grandchild may hold the pipe open
-                reader.join(timeout=0.5)
+            self.finish_reading()
         return tuple(self.stderr_tail)
+
+    def finish_reading(self) -> None:
+        """Return when all that it wrote is in `inbox`. It has ended."""
+        for reader in self._readers:
+            # not for ever: a grandchild may hold the pipe open
+            reader.join(timeout=READ_TIMEOUT_S)
 
     def terminate(self) -> None:
         """Ask it to drain and end."""

@@ -107,6 +107,10 @@ class Supervisor:
         finally:
             for child in self._children:
                 child.kill()
+            # what outlives them would hold their pipes open
+            self._end_orphans()
+            for child in self._children:
+                child.finish_reading()
             self._children.clear()
             self._pump_rest()
             self._listener.close()

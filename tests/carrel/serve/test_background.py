@@ -124,6 +124,24 @@ def test_several_start_in_order_and_are_stopped_in_the_reverse_order(tmp_path: P
     assert lines == ["starts /first", "starts /second", "ends /second", "ends /first"]
 
 
+def test_what_is_read_after_the_end_is_shown(tmp_path: Path) -> None:
+    # its own child writes last, so that the line comes after the program has ended
+    writes_last = (
+        "lambda *_: (os.fork() and os._exit(0), time.sleep(0.3), print('last', flush=True), os._exit(0))"
+    )
+    lines: list[str] = []
+
+    class Lines(Listener):
+        def line(self, child: str, text: str) -> None:
+            lines.append(text)
+
+    program = SERVES.replace("lambda *_: sys.exit(0)", writes_last)
+    worker = Background((spec(program, tmp_path / "mark"),), dict(os.environ), Lines())
+    worker.wait_ready()
+    worker.stop()
+    assert lines == ["last"]
+
+
 def test_a_death_is_found_at_once_where_something_failed(tmp_path: Path) -> None:
     worker = start(SERVES, tmp_path / "mark", lambda error: None)
     worker.wait_ready()
