@@ -80,7 +80,7 @@ class WorkerOptions(SelectionOptions):
     )
     max_num_seqs: int | None = option(
         None,
-        "requests decoded at once (default: 8 on a CPU, up to 128 on a GPU, as memory allows)",
+        "requests decoded at once (default: 8 on a CPU, up to 256 on a GPU, as memory allows)",
         metavar="N",
         ge=1,
         le=4096,

@@ -98,3 +98,25 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     copy = torch.empty(array.shape, dtype=dtype, pin_memory=device.type == "cuda")
     np.copyto(copy.numpy(), array)
     return copy.to(device, non_blocking=True)
+
+
+def unowned(tensor: Tensor) -> Tensor:
+    """Return the same contiguous numbers at the same place of a CUDA device, in a tensor that does not keep the memory:
+    for as long as something else does. A tensor of the host as it is."""
+    if not tensor.is_cuda:
+        return tensor
+    assert tensor.is_contiguous(), "bytes lie one behind the other"
+    found = torch.as_tensor(_Bytes(tensor.data_ptr(), tensor.nbytes), device=tensor.device)
+    return found.view(tensor.dtype).view(tensor.shape)
+
+
+class _Bytes:
+    """Bytes of a device, as PyTorch reads them."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }

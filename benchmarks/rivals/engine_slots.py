@@ -17,7 +17,7 @@ from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import Budget, IndexDevice
 from gpu_worker.runner.workload import Workload
 from gpu_worker.startup.assemble import cache_shape
-from gpu_worker.startup.memory import MemoryPlan
+from gpu_worker.startup.memory import PAGE_GAPS, MemoryPlan, state_bytes
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import block_bytes, blocks_of_heads, num_blocks
 
@@ -54,12 +54,12 @@ class House:
     def slots(self, limit: int | None, index_device: IndexDevice) -> Slots:
         """limit: of device memory, in bytes. Raises NotMeasurable where the sequences do not fit it side by side."""
         every = num_blocks(self.capacity)
-        wanted = self.batch * self._sequence_blocks(every)
+        wanted, state = self.batch * self._sequence_blocks(every), self._state_bytes(index_device)
         if limit is None:
-            return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
-        room = self.room_beside_slots(limit, index_device) // self._block_bytes
+            return Slots(wanted * self._block_bytes + state, every * BLOCK_SIZE)
+        room = (self.room_beside_slots(limit, index_device) - state) // self._block_bytes
         if wanted <= room:
-            return Slots(wanted * self._block_bytes, every * BLOCK_SIZE)
+            return Slots(wanted * self._block_bytes + state, every * BLOCK_SIZE)
         per_head = room // (self.batch * self._num_heads)
         hot_tokens = per_head * BLOCK_SIZE - self._num_fixed
         if not self._may_miss or hot_tokens < (self.plan.num_selected or 0):
@@ -67,7 +67,8 @@ class House:
                 f"{self.batch} sequences need {wanted * self._block_bytes} bytes of slots, and the limit leaves "
                 f"{room * self._block_bytes}"
             )
-        return Slots(self.batch * self._num_heads * per_head * self._block_bytes, hot_tokens)
+        num_bytes = self.batch * self._num_heads * per_head * self._block_bytes
+        return Slots(num_bytes + state, hot_tokens)
 
     def _sequence_blocks(self, every: int) -> int:
         """Return the blocks of one sequence that misses nothing."""
@@ -97,8 +98,22 @@ class House:
         return block_bytes(self.shape.row_format)
 
     def room_beside_slots(self, limit: int, index_device: IndexDevice) -> int:
-        """Bytes of slots that the engine would take within the limit."""
-        workload = Workload(
+        """Bytes of the pool that the engine would take within the limit. Raises NotMeasurable where there are none."""
+        available = limit - self._taken_bytes()
+        try:
+            plan = MemoryPlan.of(self._workload(index_device), available, slot_bytes=0)
+        except ConfigError as error:
+            raise NotMeasurable(str(error)) from error
+        return available - plan.prefill - plan.decode
+
+    def _state_bytes(self, index_device: IndexDevice) -> int:
+        """Bytes of the pool that the sequences take beside slots, where pages are counted."""
+        if self.shape.device.type != "cuda":
+            return 0
+        return self.batch * (state_bytes(self._workload(index_device)) + PAGE_GAPS)
+
+    def _workload(self, index_device: IndexDevice) -> Workload:
+        return Workload(
             model=self.model.config,
             shape=self.shape,
             dtype=self.shape.dtype,
@@ -109,10 +124,6 @@ class House:
             layers=LayerMap.with_full(self.shape.num_layers),
             index_device=index_device,
         )
-        try:
-            return MemoryPlan.of(workload, limit - self._taken_bytes()).slots
-        except ConfigError as error:
-            raise NotMeasurable(str(error)) from error
 
     def _taken_bytes(self) -> int:
         """The weights, and what PyTorch keeps beside them."""

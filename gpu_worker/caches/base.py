@@ -13,8 +13,8 @@ from gpu_worker.policies.base import CacheShape, PromptAttention, StepAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.row_format import keys_and_values
 from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables
 from gpu_worker.store.link import TrainedLayer
 
 
@@ -58,10 +58,24 @@ class Cache(ABC):
 
     @abstractmethod
     def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
-        """Blocks that the sequence takes in all layers when so many are free; at least what it needs."""
+        """Blocks that a sequence without any takes in all layers when so many are free, at least what it needs, with
+        those of the pages that its other state takes."""
+
+    def missing_pages(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return the pages that a sequence lacks for so many tokens, beside its slots."""
+        return self.block_tables.missing_pages(sequence.seat, num_tokens)
+
+    def num_held_pages(self, seat: int) -> int:
+        """Return the pages of the state that a seat has here, beside its slots."""
+        return self.block_tables.num_held_pages(seat)
+
+    def back(self, sequence: Sequence, num_tokens: int) -> None:
+        """Have what grows with an admitted sequence for so many tokens. Raises CapacityError."""
+        if self.grows(sequence):
+            self.block_tables.extend(sequence.seat, num_tokens)
 
     def grows(self, sequence: Sequence) -> bool:
-        """Tell whether an admitted sequence takes slots as it grows, `num_grown_slots` of each head so far."""
+        """Tell whether an admitted sequence takes slots as it grows, for `num_backed` tokens so far."""
         return False
 
     def prompt_attention(self, sequence: Sequence) -> PromptAttention | None:

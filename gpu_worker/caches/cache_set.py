@@ -16,10 +16,10 @@ from gpu_worker.caches.recall.cache import RecallCache
 from gpu_worker.caches.retain.cache import RetainCache
 from gpu_worker.caches.slot_sharing import SlotSharing
 from gpu_worker.caches.snapshots import LanePlace, Snapshot, spread
-from gpu_worker.errors import NeverFits
+from gpu_worker.errors import CapacityError, NeverFits
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, Family
-from gpu_worker.state.batch import Batch, Buckets, Group, GroupShape, Kind, join
+from gpu_worker.state.batch import MAX_SCORED, Batch, Buckets, Group, GroupShape, Kind, join
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import Sequence
@@ -70,9 +70,9 @@ class CacheSet:
         self.residents = residents
 
     @property
-    def num_selecting(self) -> int:
-        """Seats, the first ones, whose sequences may select."""
-        return self._shape.selecting().max_num_seqs
+    def num_long(self) -> int:
+        """Lanes of the greatest length that one group that selects may have."""
+        return max(1, min(self._shape.max_num_seqs, MAX_SCORED // self._shape.max_model_len))
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -109,15 +109,25 @@ class CacheSet:
 
     def fits_without(self, sequence: Sequence, leaving: Collection[Sequence]) -> bool:
         """Return whether a waiting sequence would find slots if these gave up all of theirs."""
-        free = self._pool.num_free_blocks + self._sharing.num_spare_blocks(leaving)
-        free += sum(tables.num_held(other.seat) for tables in self._tables for other in leaving)
+        free = self._sharing.num_free_blocks + self._sharing.num_spare_blocks(leaving)
+        free += sum(self._num_held(other) for other in leaving)
         return self._size(sequence, 0) <= free
 
+    def _num_held(self, sequence: Sequence) -> int:
+        """Blocks that a sequence holds, those of pages included."""
+        slots = sum(tables.num_held(sequence.seat) for tables in self._tables)
+        pages = sum(cache.num_held_pages(sequence.seat) for cache in self._caches_of(sequence))
+        return slots + self._pool.blocks_of_pages(pages)
+
     def admit(self, sequence: Sequence) -> bool:
-        """Take slots in every layer; False if the sequence must wait. Raises NeverFits if it never fits.
+        """Take slots in every layer, and pages for the rest; False if the sequence must wait. Raises NeverFits if it
+        never fits.
 
         Where slots are missing, running sequences give up what they hold beyond their least.
         """
+        caches = self._caches_of(sequence)
+        if not self._prepare(sequence):
+            return False
         alone = self._blocks(sequence, sequence.sure_tokens, self._pool.num_blocks)
         if alone > self._pool.num_blocks:
             missing = (alone - self._pool.num_blocks) * self._pool.block_bytes
@@ -125,19 +135,31 @@ class CacheSet:
                 f"the request needs {missing} bytes of slots more than the pool has; give more with "
                 "--slot-memory, or ask for fewer tokens"
             )
-        needed = self._size(sequence, self._pool.num_free_blocks)
-        if needed > self._pool.num_free_blocks:
+        needed = self._size(sequence, self._sharing.num_free_blocks)
+        if needed > self._sharing.num_free_blocks:
             if not self._sharing.make_room(needed):
                 return False
-            self._size(sequence, self._pool.num_free_blocks)
-        caches = self._caches_of(sequence)
-        for cache in caches:
-            cache.prepare(sequence)
+            needed = self._size(sequence, self._sharing.num_free_blocks)
+        # Pages are free as a whole, mostly: blocks are taken and freed by the thousand.
+        pages = sum(cache.missing_pages(sequence, sequence.num_backed) for cache in caches)
+        if not self._pool.has_pages(pages):
+            return False
         if self.recall in caches:
             self._sharing.add(sequence)
         for cache in caches:
             cache.admit(sequence)
         sequence.offloads = self._offloading(sequence).needs_store(sequence)
+        return True
+
+    def _prepare(self, sequence: Sequence) -> bool:
+        """Have tables that are wide enough; False where it must wait for memory. Raises CapacityError."""
+        try:
+            for cache in self._caches_of(sequence):
+                cache.prepare(sequence)
+        except CapacityError:
+            if self._pool.num_used_slots:
+                return False
+            raise
         return True
 
     def _offloading(self, sequence: Sequence) -> Cache:
@@ -162,9 +184,9 @@ class CacheSet:
         """Choose the sequence's slots when so many blocks are free; returns the blocks it takes, in all layers."""
         return self._blocks(sequence, sequence.soon_tokens, num_free_blocks)
 
-    def _blocks(self, sequence: Sequence, num_grown_slots: int, num_free_blocks: int) -> int:
-        """The same, with so many slots where it takes them as it grows."""
-        sequence.num_slots, sequence.num_grown_slots = sequence.capacity, num_grown_slots
+    def _blocks(self, sequence: Sequence, num_backed: int, num_free_blocks: int) -> int:
+        """The same, with what grows for so many tokens."""
+        sequence.num_slots, sequence.num_backed = sequence.capacity, num_backed
         needed = 0
         for cache in self._caches_of(sequence):
             needed += cache.num_blocks(sequence, num_free_blocks - needed)
@@ -178,52 +200,48 @@ class CacheSet:
         return self._serving(sequence).advance(sequence)
 
     def grow(self, sequence: Sequence) -> bool:
-        """Take slots for its next token where it takes them as it grows; before any sequence of the step advances, as
-        others may give up slots for it. False where there are none."""
-        if self._misses_slots(sequence) and not self.finds_slots(sequence):
+        """Take what grows with a sequence for its next token; before any sequence of the step advances, as others may
+        give up slots for it. False where there is none."""
+        if sequence.num_tokens < sequence.num_backed:
+            return True
+        if not self.finds_slots(sequence):
             return False
-        # Unless it gave up slots itself, and may miss tokens from now on.
-        if self._misses_slots(sequence):
-            self._extend(sequence)
+        num_tokens = sequence.soon_tokens
+        if not self._has(sequence, num_tokens, self._sharing.num_free_blocks):
+            num_tokens = sequence.num_tokens + 1
+        for cache in self._caches_of(sequence):
+            cache.back(sequence, num_tokens)
+        sequence.num_backed = num_tokens
         return True
 
     def finds_slots(self, sequence: Sequence) -> bool:
-        """Return whether there are slots for the next token of a running sequence. Other sequences shrink to their
-        least slots for it."""
-        return self._sharing.make_room(self._more_blocks(sequence, sequence.num_tokens + 1))
+        """Return whether there is what grows with a running sequence for its next token. Other sequences shrink to
+        their least slots for it."""
+        num_tokens = sequence.num_tokens + 1
+        self._sharing.make_room(self._more_blocks(sequence, num_tokens))
+        # It may have given up slots itself.
+        return self._has(sequence, num_tokens, self._pool.num_free_blocks)
 
-    def _extend(self, sequence: Sequence) -> None:
-        """Take slots for the next token, and some ahead where they are free."""
-        num_slots = sequence.soon_tokens
-        if self._more_blocks(sequence, num_slots) > self._pool.num_free_blocks:
-            num_slots = sequence.num_tokens + 1
-        for cache in self._growing(sequence):
-            cache.block_tables.extend(sequence.seat, num_slots)
-        sequence.num_grown_slots = num_slots
+    def _has(self, sequence: Sequence, num_tokens: int, num_free_blocks: int) -> bool:
+        pages = sum(cache.missing_pages(sequence, num_tokens) for cache in self._caches_of(sequence))
+        return self._more_blocks(sequence, num_tokens) <= num_free_blocks and self._pool.has_pages(pages)
 
-    def _misses_slots(self, sequence: Sequence) -> bool:
-        is_full = sequence.num_tokens >= sequence.num_grown_slots
-        return is_full and bool(self._growing(sequence))
-
-    def _growing(self, sequence: Sequence) -> list[Cache]:
-        """The caches in which a sequence takes slots as it grows; it has as many in each of their layers."""
-        return [cache for cache in self._caches_of(sequence) if cache.grows(sequence)]
-
-    def _more_blocks(self, sequence: Sequence, num_slots: int) -> int:
-        per_head = num_blocks(num_slots) - num_blocks(sequence.num_grown_slots)
-        num_layers = sum(cache.num_layers for cache in self._growing(sequence))
-        return max(0, per_head) * num_layers * self._shape.num_kv_heads
+    def _more_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a running sequence lacks for so many tokens, those of pages included."""
+        caches = self._caches_of(sequence)
+        per_head = max(0, num_blocks(num_tokens) - num_blocks(sequence.num_backed))
+        num_layers = sum(cache.num_layers for cache in caches if cache.grows(sequence))
+        pages = sum(cache.missing_pages(sequence, num_tokens) for cache in caches)
+        return per_head * num_layers * self._shape.num_kv_heads + self._pool.blocks_of_pages(pages)
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""
-        num_seats, num_selecting = self._shape.max_num_seqs, self.num_selecting
         return Batch.of(
             sequences,
             self._kind,
             self._group_shape,
             self.buckets,
-            num_seats,
-            num_selecting,
+            self._shape.max_num_seqs,
             self._shapes_of_all,
         )
 

@@ -9,8 +9,9 @@ from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.kernels.attention import attend_blocks
 from gpu_worker.policies.base import CacheShape, Family, StepQueries
 from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
 
 
 class DenseCache(Cache):
@@ -25,13 +26,14 @@ class DenseCache(Cache):
         self._whole = WholeContext(pool, block_tables)
 
     def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
-        return self.num_layers * self._shape.num_kv_heads * num_blocks(sequence.num_grown_slots)
+        slots = self.num_layers * self._shape.num_kv_heads * num_blocks(sequence.num_backed)
+        return slots + self._pool.blocks_of_pages(self.missing_pages(sequence, sequence.num_backed))
 
     def grows(self, sequence: Sequence) -> bool:
         return True
 
     def admit(self, sequence: Sequence) -> None:
-        self.block_tables.assign(sequence.seat, sequence.num_grown_slots)
+        self.block_tables.assign(sequence.seat, sequence.num_backed)
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         self._whole.store(sequence, layer, rows[None])

@@ -28,15 +28,28 @@ class SlotSharing:
         """Forget a sequence; an unknown one is no error."""
         self._sequences.pop(sequence, None)
 
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks, less those that a fully resident sequence needs to give up slots: for its residency."""
+        is_any = any(not sequence.can_miss for sequence in self._sequences)
+        return self._pool.num_free_blocks - is_any * self._residency_blocks
+
+    @property
+    def _residency_blocks(self) -> int:
+        return self._pool.blocks_of_pages(self._recall.hot.memory.missing_pages(-1, 0))
+
     def make_room(self, num_free_blocks: int) -> bool:
         """Free so many blocks: the largest holder gives up half of its slots, until they are free.
 
         False if the holders' least slots leave fewer; then none gives up anything.
         """
-        if self._pool.num_free_blocks + self.num_spare_blocks() < num_free_blocks:
+        if self.num_free_blocks + self.num_spare_blocks() < num_free_blocks:
             return False
-        while self._pool.num_free_blocks < num_free_blocks:
+        while self.num_free_blocks < num_free_blocks:
             holders = [sequence for sequence in self._sequences if self._spare_blocks(sequence)]
+            if not holders:
+                # The free blocks are no whole pages.
+                return False
             largest = max(holders, key=lambda sequence: sequence.held_slots)
             target = max(self._recall.least_slots(largest), largest.held_slots // 2)
             # A part of a block would free nothing.
@@ -53,7 +66,7 @@ class SlotSharing:
         for sequence in sorted(self._sequences, key=lambda sequence: sequence.num_slots):
             if not self._may_resize(sequence) or not sequence.can_miss:
                 continue
-            free = self._pool.num_free_blocks // (2 * self._num_layer_heads)
+            free = max(0, self.num_free_blocks) // (2 * self._num_layer_heads)
             # A fully resident sequence has each token at its own place, from admission on only.
             target = min(sequence.capacity - 1, (num_blocks(sequence.num_slots) + free) * BLOCK_SIZE)
             if target > sequence.num_slots:
@@ -67,4 +80,8 @@ class SlotSharing:
         if not self._may_resize(sequence):
             return 0
         per_head = num_blocks(sequence.held_slots) - num_blocks(self._recall.least_slots(sequence))
-        return max(0, per_head) * self._num_layer_heads
+        spare = max(0, per_head) * self._num_layer_heads
+        if sequence.can_miss:
+            return spare
+        has_pages = self._pool.has_pages(self._recall.hot.memory.missing_pages(-1, 0))
+        return max(0, spare - self._residency_blocks) if has_pages else 0

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.rows import pool_rows, store_prompt
+from gpu_worker.state.block_tables import BlockTables, physical_slots
 from gpu_worker.state.lane_inputs import LaneInputs
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
+from gpu_worker.state.slot_pool import SlotPool
 
 
 class WholeContext:

@@ -57,13 +57,10 @@ class Admission:
         if request.waits_for_arena and must_wait:
             return Verdict(False, missing_bytes=math.inf)
         policy = self._policy_of(request)
-        if not request.was_preempted:
-            request.may_select = request.entered.may_select and policy != SHORT
-        if not self._scheduler.has_seat(request.may_select):
-            request.waits_for_arena, request.waits_for_seat = False, request.may_select
+        if not self._scheduler.num_free_seats:
+            request.waits_for_arena = False
             return Verdict(False)
-        request.waits_for_seat = False
-        self._scheduler.seat(request, request.may_select)
+        self._scheduler.seat(request)
         admitted = self._runner.admit(
             Admit(
                 request.request_id,

@@ -193,7 +193,7 @@ class Engine:
             if (prefill := self._passes.of(request.request_id)) is not None:
                 return prefill
             if (admitted := self._admit_with_others(request)) is None:
-                may_admit, may_offload = request.waits_for_arena or request.waits_for_seat, False
+                may_admit, may_offload = request.waits_for_arena, False
             else:
                 self._begin_prompts(admitted)
         # The slots that others freed, if no request waits for them.

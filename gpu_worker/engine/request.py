@@ -48,9 +48,7 @@ class Request:
 
     asked: as the service gave it. entered: as the runner will execute it. seat: its index on the device, -1 while it
     waits. num_prefill, num_cached: tokens of its prompt, and those that are known. num_output: tokens of its answer so
-    far. waits_for_arena: it was refused because the arena was full; waits_for_seat: because no seat was free for one
-    that may select.
-    may_select: its policy is not a dense one, as chosen when it was last tried. was_preempted: its policy stays.
+    far. waits_for_arena: it was refused because the arena was full. was_preempted: its policy stays.
     trusts_prefixes: False once a known prefix was lost or corrupt.
     """
 
@@ -63,8 +61,6 @@ class Request:
     num_cached: int = 0
     num_output: int = 0
     waits_for_arena: bool = False
-    waits_for_seat: bool = False
-    may_select: bool = False
     was_preempted: bool = False
     trusts_prefixes: bool = True
     clock: Clock = field(default_factory=Clock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 
@@ -28,20 +27,17 @@ class Scheduler:
         room: PromptRoom,
         estimate: Callable[[Request], float],
         stretch: float = STRETCH,
-        num_selecting: int | None = None,
     ) -> None:
         """room: the memory for prompts in progress.
         estimate: the seconds that a prompt takes alone.
         stretch: how many times that it may take while shorter ones overtake it.
-        num_selecting: the first seats, for requests that may select; None: all.
         """
         self._room = room
         self._estimate = estimate
         self._stretch = stretch
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._num_selecting = max_num_seqs if num_selecting is None else num_selecting
-        self._free_seats = list(range(max_num_seqs))
+        self._free_seats = deque(range(max_num_seqs))
         self._by_id: dict[str, Request] = {}
         # Seconds of prefill that each caller has had, by its weight, as far as they are compared.
         self._served: dict[bytes, float] = defaultdict(float)
@@ -138,7 +134,7 @@ class Scheduler:
         lengths = ([each.num_prefill for each in some] for some in (prefilling, computed))
         if first is None or not self._room.fits(first.num_prefill, *lengths):
             return None
-        return first if self.has_seat(selects=False) or self.lower(first) else None
+        return first if self._free_seats or self.lower(first) else None
 
     def next_beside(self, together: list[Request], held: Collection[Request]) -> Request | None:
         """The most urgent short prompt that waits, if it may be admitted without another's seat. It fits a chunk
@@ -159,32 +155,20 @@ class Scheduler:
 
     def _waits_aside(self, request: Request) -> bool:
         """Tell whether it waits for something that other requests may not need, so these may overtake it."""
-        return request.waits_for_arena or (request.waits_for_seat and not self.has_seat(selects=True))
+        return request.waits_for_arena
 
-    def has_seat(self, selects: bool) -> bool:
-        """Tell whether a seat is free, for a request that selects or not."""
-        return any(self._suits(seat, selects) for seat in self._free_seats)
-
-    def _suits(self, seat: int, selects: bool) -> bool:
-        return not selects or seat < self._num_selecting
-
-    def seat(self, request: Request, selects: bool) -> None:
-        """Give a waiting request a free seat; one that does not select leaves the first seats to those that may."""
-        suitable = [seat for seat in self._free_seats if self._suits(seat, selects)]
-        plain = [seat for seat in suitable if seat >= self._num_selecting]
-        request.seat = suitable[0] if selects else [*plain, suitable[-1]][0]
-        self._free_seats.remove(request.seat)
+    def seat(self, request: Request) -> None:
+        """Give a waiting request a free seat: the one that was left first, so that the device is done with it."""
+        request.seat = self._free_seats.popleft()
 
     def fits_without(self, request: Request, leaving: Collection[Request]) -> bool:
         """Return whether a waiting request would get a seat, and memory for its prompt, if these running ones left."""
         prompts = [each.num_prefill for each in self.with_status(Status.PREFILL) if each not in leaving]
-        seats = [*self._free_seats, *(each.seat for each in leaving)]
-        has_seat = any(self._suits(seat, request.waits_for_seat) for seat in seats)
-        return has_seat and self._room.fits(request.num_prefill, prompts)
+        return bool(self._free_seats or leaving) and self._room.fits(request.num_prefill, prompts)
 
     def unseat(self, request: Request) -> None:
         """Take the seat back: the request waits on."""
-        bisect.insort(self._free_seats, request.seat)
+        self._free_seats.append(request.seat)
         request.seat = -1
 
     def admit(self, request: Request) -> None:

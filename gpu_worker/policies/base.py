@@ -11,7 +11,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,13 +28,25 @@ class Family(enum.Enum):
     RECALL = "recall"
 
 
+class SeatTensors(Protocol):
+    """Makes tensors of a part for each seat, behind which there is memory while the seat is taken."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        ...
+
+    def tensor(self, size: tuple[int, ...], dtype: torch.dtype, tokens_each: int) -> Tensor:
+        """Return an uninitialised tensor [seats + 1, *size]. size: [layers, KV heads, ...]. See `CacheShape.seated`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """Sizes that every piece of KV state is built from.
 
     row_format: of rows in slots and in the arena. dtype: of the model's keys. layers: which layers of the model these
-    are, where a cache serves some; None: all. num_selecting: of the seats, the first ones, whose sequences may select;
-    None: all. State of policies is kept for these.
+    are, where a cache serves some; None: all. seats: makes what is `seated`; None: plain tensors.
     """
 
     max_num_seqs: int
@@ -47,11 +59,7 @@ class CacheShape:
     device: torch.device
     dtype: torch.dtype = torch.float32
     layers: tuple[int, ...] | None = None
-    num_selecting: int | None = None
-
-    def selecting(self) -> CacheShape:
-        """Return the shape of the seats whose sequences may select."""
-        return replace(self, max_num_seqs=self.num_selecting or self.max_num_seqs, num_selecting=None)
+    seats: SeatTensors | None = None
 
     def part(self, layers: tuple[int, ...]) -> CacheShape:
         """The same of some of the model's layers, one behind another."""
@@ -61,10 +69,21 @@ class CacheShape:
     def head_dim(self) -> int:
         return self.row_format.head_dim
 
-    def seated(self, *trailing: int, dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor [max_num_seqs, num_layers, num_kv_heads, *trailing]; pages are touched when used."""
-        shape = (self.max_num_seqs, self.num_layers, self.num_kv_heads, *trailing)
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    @property
+    def num_seats(self) -> int:
+        """Seats that state is kept for, with that of padding lanes."""
+        return self.max_num_seqs + 1
+
+    def seated(self, *trailing: int, dtype: torch.dtype, tokens_each: int = 0) -> Tensor:
+        """An uninitialised tensor [num_seats, num_layers, num_kv_heads, *trailing], with memory where seats are taken.
+
+        tokens_each: the first trailing dimension is of places of so many tokens each, and a sequence uses the first of
+        them; 0: it uses all.
+        """
+        size = (self.num_layers, self.num_kv_heads, *trailing)
+        if self.seats is None:
+            return torch.empty((self.num_seats, *size), dtype=dtype, device=self.device)
+        return self.seats.tensor(size, dtype, tokens_each)
 
 
 @dataclass(frozen=True, slots=True)

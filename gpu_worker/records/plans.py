@@ -35,8 +35,7 @@ class Entered:
 
     num_prefill: of its prompt. capacity: the most it may ever hold. is_open_ended: its answer may fill the context.
     num_expected: a guess at how much of the prompt is known. first_name: of the prompt's first slab, if it has one;
-    may_reuse: whether it may share that with other requests. is_dense: its prompt is attended densely. may_select: its
-    policy is not a dense one.
+    may_reuse: whether it may share that with other requests. is_dense: its prompt is attended densely.
     """
 
     num_prefill: int
@@ -46,7 +45,6 @@ class Entered:
     first_name: bytes | None = None
     may_reuse: bool = False
     is_dense: bool = True
-    may_select: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gpu_worker.caches import CacheSet
 from gpu_worker.errors import ArenaFull, NeverFits, WorkerError
-from gpu_worker.policies.base import Family
 from gpu_worker.records import GenerationRequest
 from gpu_worker.records.plans import Admit, Admitted, Entered
 from gpu_worker.runner.intake import Intake
@@ -35,7 +34,6 @@ class Places:
             names[0] if names else None,
             num_reusable > 0,
             sequence.prompt_attention() is None,
-            sequence.policy.family is not Family.DENSE,
         )
 
     def admit(self, plan: Admit) -> Admitted:

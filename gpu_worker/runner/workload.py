@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -36,17 +36,24 @@ class Workload:
     def default(self) -> Policy:
         return self.policies[self.default_policy]
 
+    def of_length(self, max_model_len: int) -> Workload:
+        """Return the same with another greatest length."""
+        return replace(self, shape=replace(self.shape, max_model_len=max_model_len))
+
+    def of_seats(self, max_num_seqs: int) -> Workload:
+        """Return the same with so many requests at once."""
+        return replace(self, shape=replace(self.shape, max_num_seqs=max_num_seqs))
+
     @property
     def likely_others(self) -> list[Policy]:
-        """Policies other than the default one that requests may name; ablations get memory only when a request names
-        one."""
+        """Policies other than the default one that requests may name; no ablations."""
         others = self.policies.keys() - ablations().keys() - {self.default_policy}
         return [self.policies[name] for name in others]
 
     @property
     def policy_shape(self) -> CacheShape:
-        """The layers that policies serve, for the seats whose sequences may select."""
-        return self.shape.part(self.layers.layers_of(POLICY)).selecting()
+        """The layers that policies serve."""
+        return self.shape.part(self.layers.layers_of(POLICY))
 
     def plan(self, policy: Policy) -> Plan:
         """Return the plan of the longest prompt with the default budget."""

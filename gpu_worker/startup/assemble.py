@@ -18,6 +18,8 @@ from gpu_worker.engine.prompt_room import PromptRoom
 from gpu_worker.engine.scheduler import STRETCH, Scheduler
 from gpu_worker.errors import ConfigError, ModelError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
+from gpu_worker.memory.base import Pages
+from gpu_worker.memory.cuda_pages import CudaPages
 from gpu_worker.models import Decoder, LoadedModel, ModelConfig
 from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.registry import AUTO, LONG, registry
@@ -29,9 +31,10 @@ from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.runner.runner import LocalRunner
 from gpu_worker.runner.steps.decode import DecodeStep
 from gpu_worker.startup.auto_length import FEW_TOKENS
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.resident_prefixes import ResidentPrefixes
 from gpu_worker.state.sequence import ring_size
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, block_bytes
+from gpu_worker.state.slot_pool import SlotPool, block_bytes
 from gpu_worker.store.offload import Offloader
 from gpu_worker.store.prefixes import Prefixes, model_root
 from kv_store.client import Layout, RowFormat, StoreClient
@@ -65,8 +68,6 @@ class EngineOptions:
     max_model_len: int
     slot_bytes: int
     max_num_seqs: int = 8
-    # Of these the requests that may select at once: memory is kept for each; None: all.
-    max_selecting: int | None = None
     prefill_chunk: int = 2048
     hot_cache: HotCacheSize = field(default_factory=HotCacheSize)
     # None: policies serve all.
@@ -91,8 +92,8 @@ class EngineOptions:
     store_patience_seconds: float = PATIENCE_SECONDS
     seed: int | None = None
     captures_graphs: bool = True
-    # Of all recall policies' indexes; None: as many as there is memory for.
-    most_index_bytes: int | None = None
+    # Makes the pages that hold the pool, of so many bytes; None: a GPU's; on a CPU only slots are counted.
+    make_pages: Callable[[int], Pages] | None = None
     # As `Engine` has it; None: where it saves time, which is on a GPU.
     runs_ahead: bool | None = None
     # Whether known prefixes are read from slots that still hold them; None: where that saves time, which is on a GPU.
@@ -113,14 +114,14 @@ def assemble(
     """
     decoder, config = model.decoder, model.config
     device = decoder.device
-    shape = cache_shape(model, options.max_num_seqs, options.max_model_len, options.max_selecting)
+    shape = cache_shape(model, options.max_num_seqs, options.max_model_len)
     layers = options.layers or LayerMap.with_full(config.num_layers)
     make_cache = {FULL: DenseCache, **options.more_caches}
     _check_layers(layers, config.num_layers, make_cache, client)
     # Before the pool takes the memory.
     root = model_root(model)
     num_blocks = count_blocks(options.slot_bytes, config, shape.row_format)
-    pool = SlotPool(num_blocks, shape.row_format, device)
+    pool = SlotPool(num_blocks, shape.row_format, device, _pages(num_blocks, shape, options))
     max_slots = options.max_model_len + BLOCK_SIZE
     shapes = {name: shape.part(layers.layers_of(name)) for name in (*layers.names, POLICY)}
     tables = {
@@ -131,7 +132,7 @@ def assemble(
     offloader = Offloader(
         client,
         device,
-        num_seats=options.max_num_seqs,
+        num_seats=shape.num_seats,
         max_model_len=options.max_model_len,
         # On a CPU training hides under nothing, and results must not depend on time.
         hides_training=device.type == "cuda",
@@ -139,7 +140,7 @@ def assemble(
         prefixes=Prefixes(root if reuses_prefixes else None, client.tokens_per_slab),
     )
     default = LONG if options.default_policy == AUTO else options.default_policy
-    kept, of_policies = layers.kept_of(POLICY), (shapes[POLICY].selecting(), pool, tables[POLICY])
+    kept, of_policies = layers.kept_of(POLICY), (shapes[POLICY], pool, tables[POLICY])
     probe = Probe(offloader, shape.scale, kept)
     recall = RecallCache(
         *of_policies,
@@ -149,7 +150,6 @@ def assemble(
         options.index_device,
         kept,
         _usual_fixed(options.policies, default, options.default_budget, options.max_model_len),
-        options.most_index_bytes,
     )
     retain, whole = RetainCache(*of_policies, probe), DenseCache(shapes[POLICY], pool, tables[POLICY])
     for_all = {
@@ -191,8 +191,7 @@ def _engine(info: EngineInfo, runner: LocalRunner, model: LoadedModel, options: 
     is_cuda, kind = model.decoder.device.type == "cuda", model.decoder.device.type
     pace, room = Pace(options.itl_seconds), PromptRoom(options.max_model_len, options.prefill_chunk)
     estimate = PromptSeconds(pace, model.config, room)
-    num_selecting = runner.caches.num_selecting
-    scheduler = Scheduler(options.max_num_seqs, room, estimate, options.stretch, num_selecting)
+    scheduler = Scheduler(options.max_num_seqs, room, estimate, options.stretch)
     preemption = Preemption(scheduler, runner)
     max_joining = options.max_joining or JOINING_TOKENS[kind]
     return Engine(
@@ -206,6 +205,13 @@ def _engine(info: EngineInfo, runner: LocalRunner, model: LoadedModel, options: 
         Outbox(holds=is_cuda),
         runs_ahead=is_cuda if options.runs_ahead is None else options.runs_ahead,
     )
+
+
+def _pages(num_blocks: int, shape: CacheShape, options: EngineOptions) -> Pages | None:
+    num_bytes = num_blocks * block_bytes(shape.row_format)
+    if options.make_pages is not None:
+        return options.make_pages(num_bytes)
+    return CudaPages(num_bytes, shape.device) if shape.device.type == "cuda" else None
 
 
 def count_blocks(slot_bytes: int, config: ModelConfig, row_format: RowFormat) -> int:
@@ -246,9 +252,7 @@ def arena_layout(model: LoadedModel, layers: LayerMap) -> Layout:
     return Layout(layers.num_kept, model.config.num_kv_heads, model.decoder.row_format)
 
 
-def cache_shape(
-    model: LoadedModel, max_num_seqs: int, max_model_len: int, num_selecting: int | None = None
-) -> CacheShape:
+def cache_shape(model: LoadedModel, max_num_seqs: int, max_model_len: int) -> CacheShape:
     decoder, config = model.decoder, model.config
     if any(each.sinks or each.soft_cap for each in config.attentions):
         raise ModelError(f"{config.model_type}: no cache here attends with sinks or a soft cap")
@@ -262,7 +266,6 @@ def cache_shape(
         scale=decoder.attention_scale,
         device=decoder.device,
         dtype=decoder.dtype,
-        num_selecting=num_selecting,
     )
 
 

@@ -13,7 +13,6 @@ from typing import cast
 import torch
 
 from gpu_worker.caches.layer_map import LayerMap
-from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.calibration import Calibration, read_calibration
 from gpu_worker.config import WorkerConfig, find_device, find_dtype
 from gpu_worker.errors import ConfigError, StoreUnavailable
@@ -23,6 +22,7 @@ from gpu_worker.models.loader import LoadFormat
 from gpu_worker.policies.base import CacheShape, Policy, without_index
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.pqcache.policy import PQCache
+from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.registry import AUTO, LONG, OUTLIERS, option_names, registry
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
@@ -43,11 +43,11 @@ from gpu_worker.startup.memory import (
     available_bytes,
     fits,
     fitting_seats,
-    fitting_selecting,
-    index_room,
     limit_process,
+    longest_fitting,
     total_bytes,
 )
+from gpu_worker.state.seat_memory import SeatLayout
 from gpu_worker.store.traces import Traces
 from kv_store.client import StoreClient, StoreError
 
@@ -63,9 +63,7 @@ STORE_CALL_SECONDS = 1.0
 # Of the host's memory that is free when the weights are loaded, a CPU's slots' share.
 CPU_MEMORY_SHARE = 0.25
 # Requests at once, by default.
-CPU_SEQS, GPU_SEQS = 8, 128
-# Of these that may select.
-GPU_SELECTING = 32
+CPU_SEQS, GPU_SEQS = 8, 256
 
 
 def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = None) -> Assembled:
@@ -82,16 +80,15 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
     model = _load(config, device, report)
     _check_fit(policies, calibration, model.config)
     layers = LayerMap.with_full(model.config.num_layers, config.full_layers)
-    workload = _workload(config, model, layers, policies)
-    shape = _seated(workload, config, limit)
-    workload = replace(workload, shape=shape)
-    slot_bytes, most_index_bytes = _room(config, limit, workload)
+    workload = _seated(_workload(config, model, layers, policies), config, limit)
+    shape, slot_bytes = workload.shape, _slot_bytes(config, limit, workload)
+    if limit is not None:
+        # PyTorch does not count the pool.
+        limit_process(device, limit - slot_bytes)
     options = EngineOptions(
         max_model_len=shape.max_model_len,
         slot_bytes=slot_bytes,
-        most_index_bytes=most_index_bytes,
         max_num_seqs=shape.max_num_seqs,
-        max_selecting=shape.num_selecting,
         prefill_chunk=config.prefill_chunk,
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,
         hot_cache=config.hot_cache,
@@ -254,49 +251,41 @@ def _workload(
     )
 
 
-def _seated(workload: Workload, config: WorkerConfig, limit: int | None) -> CacheShape:
-    """Return the shape with as many seats as are asked for, or as the device has room for."""
-    shape = workload.shape
-    if shape.device.type != "cuda":
-        return shape
-    if config.slot_memory_bytes is not None:
-        most = shape.max_num_seqs if config.max_num_seqs is not None else GPU_SELECTING
-        return replace(shape, num_selecting=min(shape.max_num_seqs, most))
-    found, free = shape, available_bytes(shape.device, limit)
+def _seated(workload: Workload, config: WorkerConfig, limit: int | None) -> Workload:
+    """Return the workload with as many seats as are asked for, or as the device has room for."""
+    device = workload.shape.device
+    if device.type != "cuda" or config.max_num_seqs is not None or config.slot_memory_bytes is not None:
+        return workload
+    free, found = available_bytes(device, limit), workload
     # By the whole device, so that a worker that is started again has as many; by what is free where others use it too.
-    for available in (total_bytes(shape.device, limit), free):
-        if config.max_num_seqs is not None:
-            found = fitting_selecting(workload, available)
-        else:
-            found = fitting_seats(workload, available, GPU_SEQS, GPU_SELECTING)
-        if fits(replace(workload, shape=found), free):
+    for available in (total_bytes(device, limit), free):
+        found = workload.of_seats(fitting_seats(workload, available, GPU_SEQS))
+        if fits(found, free):
             break
-    logger.info(
-        "memory is planned for %d requests at once, %d of which may select, of %d tokens",
-        found.max_num_seqs,
-        found.selecting().max_num_seqs,
-        found.max_model_len,
-    )
     return found
 
 
-def _room(config: WorkerConfig, limit: int | None, workload: Workload) -> tuple[int, int | None]:
-    """Return the bytes of slots: as configured; else what is left of the device's memory, or a share of the host's.
-    And of all indexes, at most, where memory is planned."""
-    asked, earlier = config.slot_memory_bytes, earlier_pool(config)
-    if workload.shape.device.type != "cuda":
-        return asked or earlier.settle(lambda: int(available_host_bytes() * CPU_MEMORY_SHARE)), None
+def _slot_bytes(config: WorkerConfig, limit: int | None, workload: Workload) -> int:
+    """Return the bytes of the pool: as configured; else what is left of the device's memory, or a share of the host's.
+    Raises ConfigError with the greatest length that fits."""
+    asked, earlier, device = config.slot_memory_bytes, earlier_pool(config), workload.shape.device
+    if device.type != "cuda":
+        return asked or earlier.settle(lambda: int(available_host_bytes() * CPU_MEMORY_SHARE))
     if asked is not None and limit is None:
-        return asked, None
-    available = available_bytes(workload.shape.device, limit)
+        return asked
+    available = available_bytes(device, limit)
 
     def plan_slots() -> int:
-        plan = MemoryPlan.of(workload, available, asked)
+        try:
+            plan = MemoryPlan.of(workload, available, asked)
+        except ConfigError as error:
+            if asked is None and (longest := longest_fitting(workload, available)):
+                raise ConfigError(f"{error}; --max-model-len {longest} is the most that fits") from error
+            raise
         logger.info("device memory beside the weights: %s", plan)
         return plan.slots
 
-    slots = plan_slots() if asked is not None else earlier.settle(plan_slots)
-    return slots, index_room(workload, available, slots)
+    return plan_slots() if asked is not None else earlier.settle(plan_slots)
 
 
 def earlier_pool(config: WorkerConfig) -> EarlierPool:
@@ -317,7 +306,7 @@ def available_host_bytes() -> int:
 def _max_full_tokens(config: WorkerConfig, shape: CacheShape, policies: dict[str, Policy]) -> int:
     if shape.device.type != "cuda":
         return FEW_TOKENS
-    bandwidth, shape = copy_bandwidth(shape.device), shape.selecting()
-    num_rows = shape.max_num_seqs * shape.num_layers * shape.num_kv_heads * shape.max_model_len
-    code_bytes = index_bytes(policies[LONG], shape) // num_rows
-    return max_full_tokens(shape, config.budget, code_bytes, bandwidth)
+    layout = SeatLayout()
+    cast(RecallPolicy, policies[LONG]).allocate(replace(shape, seats=layout, device=layout.device))
+    code_bytes = layout.num_bytes // (shape.num_layers * shape.num_kv_heads * shape.max_model_len)
+    return max_full_tokens(shape, config.budget, code_bytes, copy_bandwidth(shape.device))

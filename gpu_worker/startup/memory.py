@@ -6,29 +6,26 @@ captured steps is bounded from above.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
-from gpu_worker.caches.recall.fixed_slots import FixedSlots
-from gpu_worker.caches.recall.hot_cache import HotCache
-from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.caches.recall.snapshots import SeenRows
-from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.policies.base import CacheShape, Family
-from gpu_worker.policies.registry import LONG
+from gpu_worker.policies.base import Family
+from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.runner.prompts.captured import short_pass_bytes
 from gpu_worker.runner.prompts.prompt_memory import prefill_bytes
 from gpu_worker.runner.steps.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
 from gpu_worker.runner.workload import Workload
-from gpu_worker.state.batch import Buckets
+from gpu_worker.state.batch import MAX_SCORED, Buckets
+from gpu_worker.state.seat_memory import SeatLayout
 from gpu_worker.state.sequence import ring_size
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.state.slot_pool import num_blocks
 
 # A CUDA context and its code, at most, where it cannot be distinguished from what other processes hold.
 CONTEXT_BYTES = 1 << 30
@@ -42,35 +39,26 @@ FEW_DECODED = 1024
 EVICTION_BYTES = 32
 # Copies of a row's logits while it is sampled: sorted values, their indices, sums.
 LOGIT_BYTES = 24
-# Indexes of policies that some request may name get memory within this share of what is left; beyond it such a request
-# is refused.
-OTHERS_SHARE = 0.1
-# Where seats are not asked for: of the bytes that seats, indexes and steps take slots have so many at least.
-SLOT_SHARE = 0.5
+# Where seats are not asked for: slots have this share of the memory beside the weights.
+SLOT_SHARE = 0.25
+# Lengths that are tried are multiples of this.
+UNIT_TOKENS = 1024
+# Parts of pages that tensors of a seat leave empty.
+PAGE_GAPS = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes of device memory in addition to the weights.
 
-    seats: block tables, residency, fixed slots, slab tables.
-    indexes: of the default policy, and of as many others as fit in `OTHERS_SHARE`: the one that `auto` takes, then the
-    smallest.
     prefill: one prompt of the greatest length, and captured passes of short ones.
-    decode: steps of a full batch, captured ones and libraries included.
-    slots: the pool.
+    decode: steps of a full batch, captured ones and libraries included, and what every seat has, also an empty one.
+    slots: the pool, of which requests take slots and what else grows with them.
     """
 
-    seats: int
-    indexes: int
     prefill: int
     decode: int
     slots: int
-
-    @property
-    def reserved(self) -> int:
-        """All but the slots."""
-        return self.seats + self.indexes + self.prefill + self.decode
 
     @classmethod
     def of(cls, workload: Workload, available: int, slot_bytes: int | None = None) -> MemoryPlan:
@@ -78,79 +66,54 @@ class MemoryPlan:
 
         Raises ConfigError where no request of the greatest length fits, or the fixed pool does not.
         """
-        seats, decode = seat_bytes(workload), decode_bytes(workload)
+        decode = seat_bytes(workload) + decode_bytes(workload)
         prefill = prefill_bytes(workload) + short_pass_bytes(workload)
-        default = workload.default
-        indexes = index_bytes(default, workload.policy_shape) if workload.has_indexes else 0
-        rest = available - seats - prefill - decode - indexes
+        rest = available - prefill - decode
         least = least_slot_bytes(workload) if slot_bytes is None else slot_bytes
-        likely_others = workload.likely_others if workload.has_indexes else ()
-        sizes = {policy.name: index_bytes(policy, workload.policy_shape) for policy in likely_others}
-        others = _within(min(OTHERS_SHARE * rest, rest - least), sizes)
-        indexes, rest = indexes + others, rest - others
-        plan = cls(seats, indexes, prefill, decode, rest if slot_bytes is None else slot_bytes)
         if rest < least:
             raise ConfigError(
-                f"{least - rest} bytes of device memory are missing: beside the weights {_mib(available)} are free, "
-                f"seats take {_mib(seats)}, indexes {_mib(plan.indexes)}, a prompt {_mib(prefill)}, steps "
-                f"{_mib(decode)}, and slots need {_mib(least)}; give less with --max-num-seqs or --max-model-len, or "
-                "more with --gpu-memory-limit"
+                f"{least - rest} bytes of device memory are missing: beside the weights {_mib(available)} are free, a "
+                f"prompt takes {_mib(prefill)}, steps {_mib(decode)}, and slots need {_mib(least)}; give less with "
+                "--max-model-len or --max-num-seqs, or more with --gpu-memory-limit"
             )
-        return plan
+        return cls(prefill, decode, rest if slot_bytes is None else slot_bytes)
 
 
-def fitting_seats(workload: Workload, available: int, most: int, most_selecting: int) -> CacheShape:
-    """Return the shape with as many seats as a device has room for: `most`, half of it, and so on; of these
-    `most_selecting` for requests that may select, half of it, and so on, until slots have `SLOT_SHARE` of what seats,
-    indexes and steps take. One seat where nothing fits.
+def longest_fitting(workload: Workload, available: int) -> int:
+    """Return the greatest length, a multiple of 1,024, of which a request fits; 0 where none does."""
+    low, high = 0, workload.shape.max_model_len // UNIT_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(workload.of_length(middle * UNIT_TOKENS), available):
+            low = middle
+        else:
+            high = middle - 1
+    return low * UNIT_TOKENS
+
+
+def fitting_seats(workload: Workload, available: int, most: int) -> int:
+    """Return as many seats as leave slots `SLOT_SHARE` of the memory: `most`, half of it, and so on; one where nothing
+    fits. Only large vocabularies on small devices have fewer than most: an empty seat takes next to nothing.
 
     available: bytes of the device beside the weights, whether or not they are free now, so that a worker that is
     started again has as many.
     """
-    for seats in _halves(most):
-        for selecting in _halves(min(seats, most_selecting)):
-            shape = replace(workload.shape, max_num_seqs=seats, num_selecting=selecting)
-            plan = _plan(replace(workload, shape=shape), available)
-            if plan is not None and plan.slots >= SLOT_SHARE * (plan.seats + plan.indexes + plan.decode):
-                return shape
-    return replace(workload.shape, max_num_seqs=1, num_selecting=1)
-
-
-def fitting_selecting(workload: Workload, available: int) -> CacheShape:
-    """Return the shape with as many of its seats for requests that may select as a plan has room for: all, half of
-    them, and so on; one where nothing fits."""
-    for selecting in _halves(workload.shape.max_num_seqs):
-        shape = replace(workload.shape, num_selecting=selecting)
-        if fits(replace(workload, shape=shape), available):
-            return shape
-    return replace(workload.shape, num_selecting=1)
+    seats = most
+    while seats > 1:
+        with contextlib.suppress(ConfigError):
+            if MemoryPlan.of(workload.of_seats(seats), available).slots >= SLOT_SHARE * available:
+                return seats
+        seats //= 2
+    return 1
 
 
 def fits(workload: Workload, available: int) -> bool:
     """Return whether a plan has room for one request of the greatest length."""
-    return _plan(workload, available) is not None
-
-
-def _halves(most: int) -> Iterator[int]:
-    while most:
-        yield most
-        most //= 2
-
-
-def _plan(workload: Workload, available: int) -> MemoryPlan | None:
     try:
-        return MemoryPlan.of(workload, available)
+        MemoryPlan.of(workload, available)
     except ConfigError:
-        return None
-
-
-def _within(limit: float, sizes: Mapping[str, int]) -> int:
-    """The sum of as many sizes as stay within the limit: of the policy that `auto` takes, then the smallest."""
-    total = 0
-    for name in sorted(sizes, key=lambda name: (name != LONG, sizes[name])):
-        if total + sizes[name] <= limit:
-            total += sizes[name]
-    return total
+        return False
+    return True
 
 
 def available_bytes(device: torch.device, limit: int | None) -> int:
@@ -187,65 +150,35 @@ def limit_process(device: torch.device, limit: int) -> None:
 
 
 def seat_bytes(workload: Workload) -> int:
-    """State of every seat that does not depend on the policy."""
-    shape = replace(workload.shape, device=torch.device("meta"))
-    pool = SlotPool(1, shape.row_format, shape.device)
-    max_slots = shape.max_model_len + BLOCK_SIZE
-    tables = BlockTables(pool, shape.max_num_seqs, shape.num_layers, shape.num_kv_heads, max_slots)
-    of_policies = replace(workload.policy_shape, device=shape.device)
-    fixed = FixedSlots(of_policies)
-    for policy in workload.policies.values():
-        plan = workload.plan(policy)
-        if plan.selects and policy.family is Family.RECALL:
-            fixed.make_room(plan.num_sink + ring_size(policy, plan))
-    # Slabs have 64 tokens at least, mostly. While the fixed slots are widened, the old ones are there too.
-    slab_tables = shape.max_num_seqs * shape.num_layers * (shape.max_model_len // 64 + 1) * 4
-    hot = HotCache(of_policies, pool, tables)
-    kept = _kept_bytes(workload, of_policies)
-    seen = SeenRows(of_policies).num_bytes
-    return tables.tables.nbytes + hot.num_bytes + 3 * fixed.table.nbytes // 2 + slab_tables + kept + seen
-
-
-def _kept_bytes(workload: Workload, shape: CacheShape) -> int:
-    """The retain cache's state of every seat's slots, if that is the default family."""
-    most_kept = workload.most_kept
-    if not most_kept:
-        return 0
-    kept = KeptSlots(shape)
-    policy = cast(RetainPolicy, workload.default)
-    kept.make_room(most_kept + (1 if policy.evicts else FEW_DECODED), has_notes=True)
-    return kept.num_bytes
-
-
-def index_room(workload: Workload, available: int, slot_bytes: int) -> int | None:
-    """Bytes for the indexes of all policies next to a pool of this size, in so much memory; None where the pool is not
-    from a plan, and the bytes are unknown."""
-    try:
-        return MemoryPlan.of(workload, available, slot_bytes).indexes
-    except ConfigError:
-        return None
+    """Bytes that every seat has, also an empty one."""
+    shape = workload.shape
+    # Slabs have 64 tokens at least, mostly.
+    slab_tables = shape.num_seats * shape.num_layers * (shape.max_model_len // 64 + 1) * 4
+    seen = SeenRows(replace(workload.policy_shape, device=torch.device("meta"))).num_bytes
+    return slab_tables + seen
 
 
 def decode_bytes(workload: Workload) -> int:
     """Steps of a full batch: once uncaptured and once captured, with what every captured one keeps."""
     model, shape = workload.model, workload.shape
     logits = shape.max_num_seqs * model.vocab_size
-    num_selecting = workload.policy_shape.max_num_seqs
-    candidates = num_selecting * shape.num_kv_heads * shape.max_model_len
-    step = shape.max_num_seqs * workload.token_bytes + candidates * CANDIDATE_BYTES + logits * 6
+    scored = min(shape.max_num_seqs * shape.max_model_len, max(MAX_SCORED, shape.max_model_len))
+    step = shape.max_num_seqs * workload.token_bytes + logits * 6
+    step += scored * shape.num_kv_heads * CANDIDATE_BYTES
     most_kept, policy = workload.most_kept, workload.default
     if most_kept and cast(RetainPolicy, policy).evicts:
-        heads = num_selecting * shape.num_layers * shape.num_kv_heads
+        heads = shape.max_num_seqs * workload.policy_shape.num_layers * shape.num_kv_heads
         step += heads * Buckets(is_exact=False).positions(most_kept + 1) * EVICTION_BYTES
-    captured = MAX_GRAPHS * (logits * 4 + shape.num_layers * GRAPH_LAYER_BYTES)
+    captured = MAX_GRAPHS * shape.num_layers * GRAPH_LAYER_BYTES
     return 2 * step + captured + logits * LOGIT_BYTES + LIBRARY_BYTES
 
 
 def least_slot_bytes(workload: Workload) -> int:
-    """Slots of one request of the greatest length under the default policy and budget."""
+    """The pool's bytes that one request of the greatest length takes under the default policy and budget."""
     shape, policy = workload.shape, workload.default
     plan, slots, num_dense = workload.plan(policy), shape.max_model_len, shape.num_layers
-    if policy.family is Family.RECALL and plan.selects and not plan.all_resident:
+    is_sparse = plan.selects and not plan.all_resident
+    if policy.family is Family.RECALL and is_sparse:
         num_dense = shape.num_layers - workload.policy_shape.num_layers
         needed = plan.num_sink + policy.max_window(plan) + 1 + (plan.num_selected or 0)
         slots = min(slots, needed)
@@ -254,7 +187,30 @@ def least_slot_bytes(workload: Workload) -> int:
         # A head's last block may be nearly empty, however a layer's budget is dealt.
         slots = min(slots, plan.budget_tokens + 1) + BLOCK_SIZE
     blocks = num_dense * num_blocks(shape.max_model_len) + (shape.num_layers - num_dense) * num_blocks(slots)
-    return blocks * BLOCK_SIZE * workload.head_layer_bytes
+    return blocks * BLOCK_SIZE * workload.head_layer_bytes + state_bytes(workload) + PAGE_GAPS
+
+
+def state_bytes(workload: Workload) -> int:
+    """Bytes of a seat's state beside its slots, for the greatest length under the default policy: block tables; of a
+    policy that recalls index, residency and fixed slots; of one that retains what its slots hold."""
+    shape, policy, of_policies = workload.shape, workload.default, workload.policy_shape
+    heads, plan = shape.num_layers * shape.num_kv_heads, workload.plan(policy)
+    tables = heads * (num_blocks(shape.max_model_len) + 1) * 8
+    if not plan.selects:
+        return tables
+    policy_heads = of_policies.num_layers * of_policies.num_kv_heads
+    if policy.family is Family.RETAIN:
+        return tables + policy_heads * 2 * (workload.most_kept + FEW_DECODED) * 12
+    if policy.family is not Family.RECALL:
+        return tables
+    fixed = 2 * (plan.num_sink + ring_size(policy, plan)) * 4
+    residency = shape.max_model_len * (4 + 4 + 1)
+    index = 0
+    if workload.has_indexes:
+        layout = SeatLayout()
+        cast(RecallPolicy, policy).allocate(replace(of_policies, seats=layout, device=layout.device))
+        index = layout.num_bytes
+    return tables + policy_heads * (fixed + residency) + index
 
 
 def _mib(num_bytes: int) -> str:

@@ -21,10 +21,13 @@ class Buckets:
     is_exact: bool
 
     def lanes(self, count: int) -> int:
-        """1, 2, 4, 8, then multiples of 8."""
+        """1, 2, 4, 8, then at most a fourth more: multiples of 8, 16 above 64, 32 above 128."""
         if self.is_exact:
             return count
-        return -(-count // 8) * 8 if count > 8 else 1 << (count - 1).bit_length()
+        if count <= 8:
+            return 1 << (count - 1).bit_length()
+        unit = 8 if count <= 64 else 16 if count <= 128 else 32
+        return -(-count // unit) * unit
 
     def positions(self, count: int) -> int:
         """At most an eighth more, so that steps are captured again only now and then as sequences grow."""
@@ -36,6 +39,9 @@ class Buckets:
     def width(self, count: int) -> int:
         return count if self.is_exact else -(-count // 64) * 64
 
+
+# Lanes times positions of a group that selects: what it scores at once has memory from the start.
+MAX_SCORED = 1 << 21
 
 # Sequences of one are served alike: the policy ("" where all is attended), and whether they may miss.
 Kind = tuple[str, bool]
@@ -117,22 +123,17 @@ class BatchShape:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """members: the sequences of each group, in order. table: int64 [NUM_FIELDS, lanes], a column for each lane.
-    unused: for each group a seat of none of them, for padding; None where all seats of its kind are taken."""
+    padding: the seat of padding lanes, which no sequence has."""
 
     shape: BatchShape
     members: list[list[Sequence]]
     table: npt.NDArray[np.int64]
-    unused: tuple[int | None, ...] = ()
+    padding: int = 0
 
     @property
     def sequences(self) -> list[Sequence]:
         """In the order of their lanes."""
         return [sequence for members in self.members for sequence in members]
-
-    @property
-    def can_pad(self) -> bool:
-        """Lanes may be added to every group."""
-        return None not in self.unused
 
     @classmethod
     def of(
@@ -141,52 +142,40 @@ class Batch:
         kind_of: Callable[[Sequence], Kind],
         shape_of: Callable[[list[Sequence]], GroupShape],
         buckets: Buckets,
-        num_seats: int,
-        num_selecting: int,
+        padding_seat: int,
         shapes_of_all: Callable[[list[Sequence], int, int], tuple[GroupShape, ...]],
     ) -> Batch:
         """shape_of: of a group, which are the sequences of one kind; made with the same buckets. shapes_of_all: of the
         whole batch in layers that serve every sequence alike, by its sequences, its lanes, and the tokens of the
-        longest with its new one, rounded up. num_selecting: the first seats, whose sequences may select."""
+        longest with its new one, rounded up."""
         by_kind: dict[Kind, list[Sequence]] = {}
         for sequence in sequences:
             by_kind.setdefault(kind_of(sequence), []).append(sequence)
         # Where all is attended comes last: state of those that select is kept by their lanes.
         kinds = sorted(by_kind, key=lambda kind: (not kind[0], kind))
-        members = [by_kind[kind] for kind in kinds]
-        seats = {sequence.seat for sequence in sequences}
-        # Padding needs a seat of its own; where all are taken there is none.
-        plain = next((seat for seat in range(num_seats - 1, -1, -1) if seat not in seats), None)
-        selecting = next((seat for seat in range(num_selecting) if seat not in seats), None)
-        unused = tuple(selecting if kind[0] else plain for kind in kinds)
-        shapes = [
-            replace(shape, num_lanes=len(group)) if seat is None else shape
-            for shape, group, seat in zip(map(shape_of, members), members, unused, strict=True)
-        ]
+        members = [part for kind in kinds for part in _divided(by_kind[kind], shape_of)]
+        shapes = [shape_of(group) for group in members]
         columns: list[tuple[int, ...]] = []
-        for shape, group, seat in zip(shapes, members, unused, strict=True):
+        for shape, group in zip(shapes, members, strict=True):
             columns += map(fields_of, group)
-            columns += _padding(seat, shape.num_lanes - len(group))
+            columns += [padding(padding_seat)] * (shape.num_lanes - len(group))
         longest = buckets.positions(max([sequence.num_tokens for sequence in sequences]) + 1)
         everyone = shapes_of_all(sequences, len(columns), longest)
-        return cls(BatchShape(tuple(shapes), everyone), members, table_of(columns), unused)
+        return cls(BatchShape(tuple(shapes), everyone), members, table_of(columns), padding_seat)
 
     def padded_to(self, shape: BatchShape) -> Batch:
-        """The same sequences in a shape that covers this one's, with more lanes where it `can_pad`."""
+        """The same sequences in a shape that covers this one's."""
         columns: list[tuple[int, ...]] = []
         first = 0
-        groups = zip(self.shape.groups, shape.groups, self.members, self.unused, strict=True)
-        for own, wider, members, seat in groups:
+        for own, wider, members in zip(self.shape.groups, shape.groups, self.members, strict=True):
             columns += map(tuple, self.table[:, first : first + len(members)].T.tolist())
-            columns += _padding(seat, wider.num_lanes - len(members))
+            columns += [padding(self.padding)] * (wider.num_lanes - len(members))
             first += own.num_lanes
         return replace(self, shape=shape, table=table_of(columns))
 
     def blank(self) -> Batch:
         """A batch of this shape of padding only: a step of it changes nothing that any sequence has."""
-        return replace(
-            self, table=table_of([padding(0)] * self.table.shape[1]), unused=(0,) * len(self.members)
-        )
+        return replace(self, table=table_of([padding(self.padding)] * self.table.shape[1]))
 
     def groups(self, table: Tensor) -> list[Group]:
         """The groups over a device's copy of the table."""
@@ -206,9 +195,16 @@ class Batch:
         return join(parts)
 
 
-def _padding(seat: int | None, count: int) -> list[tuple[int, ...]]:
-    assert seat is not None or not count, "padding needs a seat of its own"
-    return [padding(seat or 0)] * count
+def _divided(
+    sequences: list[Sequence], shape_of: Callable[[list[Sequence]], GroupShape]
+) -> list[list[Sequence]]:
+    """Sequences of a kind in as few groups as score no more than `MAX_SCORED` at once: the longest together."""
+    shape = shape_of(sequences)
+    if len(sequences) == 1 or not shape.num_selected or shape.num_lanes * shape.num_positions <= MAX_SCORED:
+        return [sequences]
+    longest_first = sorted(sequences, key=lambda sequence: -sequence.num_tokens)
+    most = max(1, MAX_SCORED // shape.num_positions)
+    return [longest_first[:most], *_divided(longest_first[most:], shape_of)]
 
 
 def join(parts: list[Tensor]) -> Tensor:

@@ -60,7 +60,7 @@ def fields_of(sequence: Sequence) -> tuple[int, ...]:
 
 
 def padding(seat: int) -> tuple[int, ...]:
-    """The column of a padding lane, on a seat that no sequence of the batch has."""
+    """The column of a padding lane, on the seat that no sequence has."""
     return 0, -1, seat, 0, 0, 0, 1, -1, -1, 0
 
 

@@ -63,8 +63,8 @@ class Sequence:
     generated: its answer so far.
     capacity: tokens it may ever hold.
     is_open_ended: its answer may fill the context.
-    num_grown_slots: of each head in the layers where it takes slots as it grows; num_slots: in those that recall, of a
-    fully resident sequence its capacity.
+    num_backed: tokens for which it has what grows with them: slots of each head in layers that take them so, and
+    indexes. num_slots: of each head in layers that recall; of a fully resident sequence its capacity.
     ring_size: window tokens and the new one, at most, where it selects.
     leaving: the position that leaves the window at the next step, -1 for none.
     offloads: its rows go to the store; known once it is admitted.
@@ -95,7 +95,7 @@ class Sequence:
     was_preempted: bool = False
     is_scored: bool = False
     num_slots: int = 0
-    num_grown_slots: int = 0
+    num_backed: int = 0
     window_begin: int = 0
     offloads: bool = False
     ring_size: int = 0
@@ -178,7 +178,7 @@ class Sequence:
         self.is_prefilled = False
         self.names = self.resident = self.left = None
         self.next_token = -1
-        self.num_tokens = self.num_cached = self.num_slots = self.num_grown_slots = 0
+        self.num_tokens = self.num_cached = self.num_slots = self.num_backed = 0
         self.window_begin = self.policy.window_begin(self.plan, first)
         self.leaving = -1
         self.offloads = False
@@ -210,7 +210,7 @@ class Sequence:
     @property
     def held_slots(self) -> int:
         """Slots of each head in its layers that recall."""
-        return self.num_grown_slots if self.grows_resident else self.num_slots
+        return self.num_backed if self.grows_resident else self.num_slots
 
     @property
     def is_compressed(self) -> bool:

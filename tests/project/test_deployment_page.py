@@ -14,7 +14,6 @@ from checkout import ROOT
 
 from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.caches.layer_map import LayerMap
-from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.config import WorkerConfig
 from gpu_worker.models import ModelConfig
 from gpu_worker.models.loader import read_config
@@ -55,9 +54,8 @@ class Sizes:
     def beside(self) -> int:
         """On the device beside weights and slots."""
         workload = self._workload
-        policy = workload.policies[workload.default_policy]
         parts = (memory.seat_bytes(workload), memory.prefill_bytes(workload), memory.decode_bytes(workload))
-        return sum(parts) + index_bytes(policy, workload.shape) + memory.CONTEXT_BYTES
+        return sum(parts) + memory.CONTEXT_BYTES
 
     @property
     def least(self) -> int:
@@ -67,7 +65,7 @@ class Sizes:
     @property
     def resident(self) -> int:
         """Device memory with every token in a slot."""
-        return self.weights + self.beside + self.host
+        return self.weights + self.beside + self.host + self.users * memory.state_bytes(self._workload)
 
     @property
     def weights(self) -> int:

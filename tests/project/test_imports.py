@@ -74,6 +74,7 @@ FLOORS = (
     "device",
     "records",
     "layers",
+    "memory",
     "models",
     "sampling",
     "grammar",

@@ -21,14 +21,15 @@ from gpu_worker.caches.recall.store_selection import StoreSelection
 from gpu_worker.caches.snapshots import LanePlace, Snapshot
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.device import SideStream
-from gpu_worker.errors import CapacityError, no_room_for_policy
+from gpu_worker.errors import no_room_for_policy
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape, PromptAttention
 from gpu_worker.policies.recall import IndexJob
 from gpu_worker.records import HotCacheSize, IndexDevice
 from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
 from gpu_worker.store.link import TrainedLayer
 from gpu_worker.store.offload import Offloader
 
@@ -50,12 +51,10 @@ class RecallCache(Cache):
         index_device: IndexDevice,
         kept: tuple[int, ...],
         num_fixed: int = 0,
-        most_index_bytes: int | None = None,
     ) -> None:
         """index_device: where indexes are trained.
         kept: the arena's number of each layer.
-        num_fixed: sinks, window and new token of most sequences, for which memory is allocated from the start.
-        most_index_bytes: see `PolicyIndexes`.
+        num_fixed: sinks, window and new token of most sequences, for which there are columns from the start.
         """
         super().__init__(shape, block_tables)
         self._kept = kept
@@ -63,18 +62,17 @@ class RecallCache(Cache):
         self._offloader = offloader
         self._hot_cache_size = hot_cache_size
         self._whole = WholeContext(pool, block_tables)
-        # Made when the first sequence comes that may miss.
-        self.hot: HotCache | None = None
+        self.hot = HotCache(shape, pool, block_tables)
         self._fetch: RecallFetch | None = None
         self.fetch_counts = FetchCounts(shape, offloader)
-        self.fixed = FixedSlots(shape)
+        self.fixed = FixedSlots(pool, shape)
         self.fixed.make_room(num_fixed)
         self.seen = SeenRows(shape)
         self._snapshots = RecallSnapshots(self.seen, pool, block_tables)
-        self.indexes = PolicyIndexes(shape, most_index_bytes)
+        self.indexes = PolicyIndexes(shape, pool)
         self._in_store: StoreSelection | None = None
         if offloader.client.selects_in_store:
-            self._in_store = StoreSelection(kept, pool, block_tables, offloader, self._hot_cache)
+            self._in_store = StoreSelection(kept, pool, block_tables, offloader, self.hot)
         self._training = IndexTraining(
             shape, pool, offloader, self.indexes, self._whole, self.fixed, index_device, kept
         )
@@ -113,9 +111,26 @@ class RecallCache(Cache):
         )
 
     def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
-        per_head = self.num_layers * self._shape.num_kv_heads
-        sequence.num_slots = self._num_slots(sequence, max(0, num_free_blocks) // per_head * BLOCK_SIZE)
-        return per_head * num_blocks(sequence.held_slots)
+        per_head, num_slots = self.num_layers * self._shape.num_kv_heads, 0
+        while num_slots != sequence.num_slots:
+            # With fewer slots than tokens it takes more pages.
+            num_slots, pages = sequence.num_slots, self.missing_pages(sequence, sequence.num_backed)
+            free = max(0, num_free_blocks - self._pool.blocks_of_pages(pages))
+            sequence.num_slots = min(num_slots, self._num_slots(sequence, free // per_head * BLOCK_SIZE))
+        return per_head * num_blocks(sequence.held_slots) + self._pool.blocks_of_pages(pages)
+
+    def missing_pages(self, sequence: Sequence, num_tokens: int) -> int:
+        seat = sequence.seat
+        pages = self.block_tables.missing_pages(seat, sequence.held_slots) + self.fixed.missing_pages(seat)
+        if self._in_store is None:
+            pages += self.indexes.memory(recall_policy(sequence)).missing_pages(seat, num_tokens)
+        if sequence.can_miss:
+            pages += self.hot.memory.missing_pages(seat, num_tokens)
+        return pages
+
+    def num_held_pages(self, seat: int) -> int:
+        own = self.fixed.num_held_pages(seat) + self.hot.memory.num_held_pages(seat)
+        return own + self.indexes.num_held_pages(seat) + super().num_held_pages(seat)
 
     def _num_slots(self, sequence: Sequence, num_free_slots: int) -> int:
         """Slots for each KV head and layer when so many are free."""
@@ -140,24 +155,9 @@ class RecallCache(Cache):
         return self._hot_cache_size.is_auto and sequence.offloads and sequence.plan.selects
 
     def prepare(self, sequence: Sequence) -> None:
-        """Allocate the state that a sequence of so many slots needs in addition to them. Raises CapacityError."""
-        try:
-            # First, so that a request that is refused does not make the fixed slots, which all share, anew.
-            if self._in_store is None:
-                self.indexes.of(recall_policy(sequence))
-            self.fixed.make_room(sequence.num_fixed)
-            if sequence.can_miss:
-                self._hot_cache()
-        except torch.OutOfMemoryError as error:
-            raise CapacityError(
-                f"no device memory is left for the index and the window of policy {sequence.policy.name!r} with this "
-                "budget; start with --policy and --budget as requests will have them, or with fewer --max-num-seqs"
-            ) from error
-
-    def _hot_cache(self) -> HotCache:
-        if self.hot is None:
-            self.hot = HotCache(self._shape, self._pool, self.block_tables)
-        return self.hot
+        if self._in_store is None:
+            self.indexes.of(recall_policy(sequence))
+        self.fixed.make_room(sequence.num_fixed)
 
     def grows(self, sequence: Sequence) -> bool:
         return sequence.grows_resident
@@ -167,11 +167,24 @@ class RecallCache(Cache):
 
     def admit(self, sequence: Sequence) -> None:
         self.block_tables.assign(sequence.seat, sequence.held_slots)
+        self.fixed.take(sequence.seat)
+        self._take_index(sequence, sequence.num_backed)
+        if sequence.can_miss:
+            self.hot.memory.take(sequence.seat, sequence.num_backed)
+
+    def back(self, sequence: Sequence, num_tokens: int) -> None:
+        super().back(sequence, num_tokens)
+        self._take_index(sequence, num_tokens)
+
+    def _take_index(self, sequence: Sequence, num_tokens: int) -> None:
+        if self._in_store is None:
+            self.indexes.memory(recall_policy(sequence)).take(sequence.seat, num_tokens)
 
     def shrink(self, sequence: Sequence, num_slots: int) -> None:
         """Give up slots of a sequence that decodes, or soon will, down to `num_slots`, which is at least its least."""
-        hot = self._hot_cache()
+        hot = self.hot
         if not sequence.can_miss:
+            hot.memory.take(sequence.seat, sequence.num_backed)
             hot.take_over(sequence)
         hot.shrink(sequence, num_slots)
         fixed = fixed_positions(sequence, sequence.num_tokens, self._shape.device)
@@ -184,12 +197,11 @@ class RecallCache(Cache):
     def grow(self, sequence: Sequence, num_slots: int) -> None:
         """Take more slots for a sequence that may miss; with fewer than its capacity it still may."""
         self.block_tables.extend(sequence.seat, num_slots)
-        self._hot_cache().grow(sequence, num_slots)
+        self.hot.grow(sequence, num_slots)
         sequence.num_slots = num_slots
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor, queries: Tensor) -> None:
         if sequence.can_miss:
-            assert self.hot is not None
             self.hot.store(sequence, layer, rows)
             fixed = fixed_positions(sequence, rows.shape[1], rows.device)
             in_pool = self.hot.rows_of(sequence, layer, fixed)
@@ -314,4 +326,7 @@ class RecallCache(Cache):
 
     def release(self, sequence: Sequence) -> None:
         self._leaving.pop(sequence, None)
+        self.indexes.free(sequence.seat)
+        self.fixed.free(sequence.seat)
+        self.hot.memory.free(sequence.seat)
         super().release(sequence)

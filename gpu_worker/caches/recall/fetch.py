@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpu_worker.kernels.rows import fetch_misses, pool_rows
 from gpu_worker.state.batch import Group
-from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.state.block_tables import BlockTables
+from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.arena import ArenaView
 from gpu_worker.store.offload import Offloader
 

@@ -16,10 +16,10 @@ class FetchCounts:
 
     def __init__(self, shape: CacheShape, offloader: Offloader) -> None:
         with torch.inference_mode(False):
-            self.rows = torch.zeros(shape.max_num_seqs, dtype=torch.int64, device=shape.device)
+            self.rows = torch.zeros(shape.num_seats, dtype=torch.int64, device=shape.device)
         self._offloader = offloader
         # Those that meters have already, and those on their way to the host.
-        self._taken = [0] * shape.max_num_seqs
+        self._taken = [0] * shape.num_seats
         self._copied: tuple[Tensor, Mark] | None = None
 
     def copy(self, sequences: list[Sequence]) -> None:

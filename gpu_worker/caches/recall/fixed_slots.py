@@ -7,7 +7,9 @@ from torch import Tensor
 
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.state.lane_inputs import LaneInputs
+from gpu_worker.state.seat_table import SeatTable
 from gpu_worker.state.sequence import Sequence
+from gpu_worker.state.slot_pool import SlotPool
 
 
 def fixed_positions(sequence: Sequence, end: int, device: torch.device) -> Tensor:
@@ -20,25 +22,36 @@ class FixedSlots:
     """For each seat, layer and KV head: a column for every sink, then a ring in which the new token takes the place of
     the one that leaves the window. Attention does not depend on the order.
 
-    table: int32 [seats, L, H_kv, width + 1], -1 where nothing is. The last column is where padding writes.
+    table: int32 [seats + 1, L, H_kv, width + 1], -1 where nothing is. Padding writes in the last column.
     """
 
-    def __init__(self, shape: CacheShape) -> None:
-        self._shape = shape
-        self.table = shape.seated(1, dtype=torch.int32).fill_(-1)
+    def __init__(self, pool: SlotPool, shape: CacheShape) -> None:
+        self._columns = SeatTable(pool, shape, torch.int32, empty=-1, spare=1)
+
+    @property
+    def table(self) -> Tensor:
+        return self._columns.tensor
 
     @property
     def width(self) -> int:
-        return self.table.shape[3] - 1
+        return self._columns.width
 
     def make_room(self, width: int) -> None:
-        """Have at least this many columns; steps captured over a smaller table are void."""
-        if width <= self.width:
-            return
-        wider = self._shape.seated(1 << (width - 1).bit_length(), dtype=torch.int32).fill_(-1)
-        wider = torch.nn.functional.pad(wider, (0, 1), value=-1)
-        wider[..., : self.width] = self.table[..., :-1]
-        self.table = wider
+        """Have at least this many columns; steps captured over a smaller table are void. Raises CapacityError."""
+        self._columns.make_room(width)
+
+    def missing_pages(self, seat: int) -> int:
+        return self._columns.missing_pages(seat)
+
+    def num_held_pages(self, seat: int) -> int:
+        return self._columns.num_held_pages(seat)
+
+    def take(self, seat: int) -> None:
+        """Have memory for a seat. Raises CapacityError."""
+        self._columns.take(seat)
+
+    def free(self, seat: int) -> None:
+        self._columns.free(seat)
 
     def fill(self, sequence: Sequence, layers: range, positions: Tensor, pool_rows: Tensor) -> None:
         """Start these layers with sinks and window tokens, int64 [T], that lie in pool rows [layers, H_kv, T]."""

@@ -9,31 +9,36 @@ from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.resolve import Residency, SeatLanes, resolve
 from gpu_worker.kernels.rows import pool_rows
 from gpu_worker.policies.base import CacheShape
+from gpu_worker.state.block_tables import BlockTables, physical_slots
 from gpu_worker.state.lane_inputs import LaneInputs
+from gpu_worker.state.seat_memory import seated_state
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
+from gpu_worker.state.slot_pool import SlotPool
 
 
 class HotCache:
-    """Residency of every seat. A token is in at most one slot of a head, a slot holds at most one token.
+    """Residency of the seats of sequences that may miss. A token is in at most one slot of a head, a slot holds at most
+    one token.
 
-    slot_of: int32 [seats, L, H_kv, N]; token_of: int32 [seats, L, H_kv, S]; -1 where there is none. The clock's bits
-    and hands, and how many slots are filled, are as `Residency` says.
+    slot_of: int32 [seats + 1, L, H_kv, N]; token_of: int32 [seats + 1, L, H_kv, S]; -1 where there is none. The clock's
+    bits and hands, and how many slots are filled, are as `Residency` says. memory: what is behind a seat's part.
     """
 
     def __init__(self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables) -> None:
         self._pool = pool
         self._tables = block_tables.tables
         num_slots = self._tables.shape[-1] * BLOCK_SIZE
-        self.slot_of = shape.seated(shape.max_model_len, dtype=torch.int32)
-        self.token_of = shape.seated(num_slots, dtype=torch.int32)
-        self.referenced = shape.seated(num_slots, dtype=torch.uint8)
-        self.hand = shape.seated(dtype=torch.int32)
-        self.filled = shape.seated(dtype=torch.int32)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(state.nbytes for state in self._states())
+        (self.slot_of, self.token_of, self.referenced, self.hand, self.filled), self.memory = seated_state(
+            pool,
+            shape,
+            lambda seated: (
+                seated.seated(shape.max_model_len, dtype=torch.int32),
+                seated.seated(num_slots, dtype=torch.int32),
+                seated.seated(num_slots, dtype=torch.uint8),
+                seated.seated(dtype=torch.int32),
+                seated.seated(dtype=torch.int32),
+            ),
+        )
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:
         """Fill a prefilled layer's slots: sinks first, then as many of the last tokens as fit."""

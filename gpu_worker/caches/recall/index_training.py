@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -12,10 +11,11 @@ from torch import Tensor
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.caches.whole_context import WholeContext
 from gpu_worker.device import to_device
-from gpu_worker.policies.base import CacheShape, Family, Policy
+from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.recall import IndexJob, PrefilledLayer, ReadKeys, RecallPolicy, TrainedSegment
 from gpu_worker.records import IndexDevice
 from gpu_worker.row_format import keys_and_values
+from gpu_worker.state.seat_memory import SeatMemory, seated_state
 from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.link import TrainedLayer
@@ -39,44 +39,34 @@ def prompt_job(sequence: Sequence) -> IndexJob | None:
     return recall_policy(sequence).prompt_job(plan, plan.num_sink, sequence.window_begin)
 
 
-def index_bytes(policy: Policy, shape: CacheShape) -> int:
-    """A policy's index of every seat."""
-    if policy.family is not Family.RECALL:
-        return 0
-    return _num_bytes(cast(RecallPolicy, policy).allocate(replace(shape, device=torch.device("meta"))))
-
-
-def _num_bytes(index: Any) -> int:
-    if not is_dataclass(index):
-        return 0
-    tensors = [getattr(index, field.name) for field in fields(index)]
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
-
-
 class PolicyIndexes:
-    """Each policy's index of all seats, allocated when its first request comes."""
+    """Each policy's index of all seats, with addresses from its first request on."""
 
-    def __init__(self, shape: CacheShape, most_bytes: int | None = None) -> None:
-        """most_bytes: of all of them together; what else is free is for prompts and steps. None: no such limit."""
+    def __init__(self, shape: CacheShape, pool: SlotPool) -> None:
         self._shape = shape
-        self._most_bytes = most_bytes
-        self._indexes: dict[str, Any] = {}
+        self._pool = pool
+        self._indexes: dict[str, tuple[Any, SeatMemory]] = {}
 
     def of(self, policy: RecallPolicy) -> Any:
-        """Return the policy's index, allocated where it is missing. Raises torch.OutOfMemoryError where there is no
-        memory for it."""
-        if policy.name not in self._indexes:
-            if self._most_bytes is not None:
-                self._check(policy, self._most_bytes)
-            self._indexes[policy.name] = policy.allocate(self._shape)
-        return self._indexes[policy.name]
+        """Return the policy's index."""
+        return self._found(policy)[0]
 
-    def _check(self, policy: RecallPolicy, most_bytes: int) -> None:
-        held, needed = sum(map(_num_bytes, self._indexes.values())), index_bytes(policy, self._shape)
-        if held + needed > most_bytes:
-            raise torch.OutOfMemoryError(
-                f"indexes have room for {most_bytes} bytes, of which {held} are taken: {needed} more do not fit"
-            )
+    def memory(self, policy: RecallPolicy) -> SeatMemory:
+        """Return what is behind the policy's index."""
+        return self._found(policy)[1]
+
+    def num_held_pages(self, seat: int) -> int:
+        return sum(memory.num_held_pages(seat) for _, memory in self._indexes.values())
+
+    def free(self, seat: int) -> None:
+        """Free a seat's index; nothing where it has none."""
+        for _, memory in self._indexes.values():
+            memory.free(seat)
+
+    def _found(self, policy: RecallPolicy) -> tuple[Any, SeatMemory]:
+        if policy.name not in self._indexes:
+            self._indexes[policy.name] = seated_state(self._pool, self._shape, policy.allocate)
+        return self._indexes[policy.name]
 
 
 class IndexTraining:

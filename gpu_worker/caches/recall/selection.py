@@ -39,7 +39,7 @@ class RecallParts:
     pool: SlotPool
     fixed: FixedSlots
     whole: WholeContext
-    hot: HotCache | None
+    hot: HotCache
     fetch: RecallFetch | None
     in_store: StoreSelection | None
     probe: Probe
@@ -128,7 +128,7 @@ class Selection:
         parts, found = self._parts, self._seen.get(layer)
         if found is None or found.shape != positions.shape:
             found = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
-        if parts.hot is None or parts.fetch is None or not self._group.shape.can_miss:
+        if parts.fetch is None or not self._group.shape.can_miss:
             return parts.whole.find(self._group.lanes, layer, positions, found)
         slots, missed = parts.hot.resolve(self._group.lanes, layer, positions)
         is_read_here = parts.meter is not None and parts.fetch.arena is not None and missed.any()

@@ -10,10 +10,13 @@ from gpu_worker.caches.snapshots import MAX_ELEMENTS, LanePlace, Snapshot, sprea
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.state.batch import GroupShape
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
 
 ROOM_BYTES = 16 << 20
+# Of a step with more lanes nothing is kept.
+MAX_LANES = 32
 # Of a lane's part in numbers: kernels are compiled for addresses that are multiples of 16 bytes.
 ALIGNMENT = 64
 
@@ -25,9 +28,9 @@ class SeenRows:
 
     def __init__(self, shape: CacheShape) -> None:
         self._num_layers, self._num_heads = shape.num_layers, shape.num_kv_heads
-        self._num_lanes = shape.max_num_seqs
+        self._num_lanes = min(shape.max_num_seqs, MAX_LANES)
         most = shape.num_layers * shape.num_kv_heads * shape.max_model_len
-        room = min(most + ALIGNMENT, ROOM_BYTES // 4 // shape.max_num_seqs)
+        room = min(most + ALIGNMENT, ROOM_BYTES // 4 // self._num_lanes)
         self._per_lane = room // ALIGNMENT * ALIGNMENT
         with torch.inference_mode(False):
             self._rows = torch.empty(self._num_lanes * self._per_lane, dtype=torch.int32, device=shape.device)

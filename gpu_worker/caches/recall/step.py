@@ -29,7 +29,6 @@ class RecallStep(GroupStep):
             every = range(parts.shape.num_layers)
             policy.extend(index, Leaving(group.lanes.seats, every, group.lanes.leaving, self._leaving_keys))
         places = parts.hot if group.shape.can_miss else parts.whole
-        assert places is not None, "a sequence that may miss was admitted without a hot cache"
         self.new_slots = places.place(group.lanes)
         parts.fixed.take_in(group.lanes, self.new_slots)
         self._selection = Selection(group, policy, index, parts)

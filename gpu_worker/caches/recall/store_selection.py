@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,8 @@ from gpu_worker.caches.recall.hot_cache import HotCache
 from gpu_worker.kernels.rows import pool_rows
 from gpu_worker.policies.recall import Candidates
 from gpu_worker.state.batch import Group
-from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.state.block_tables import BlockTables
+from gpu_worker.state.slot_pool import SlotPool
 from gpu_worker.store.offload import Offloader
 
 
@@ -26,15 +25,14 @@ class StoreSelection(RecallFetch):
         pool: SlotPool,
         block_tables: BlockTables,
         offloader: Offloader,
-        hot_cache: Callable[[], HotCache],
+        hot: HotCache,
     ) -> None:
-        """kept: the arena's number of each layer. hot_cache: knows which rows of a sequence that may miss are on the
-        device."""
+        """kept: the arena's number of each layer. hot: knows which rows of a sequence that may miss are in slots."""
         self._kept = kept
         self._pool = pool
         self._tables = block_tables.tables
         self._offloader = offloader
-        self._hot_cache = hot_cache
+        self._hot = hot
         # That came with the last selection: [n, 2d], by sequence, head and position.
         self._rows: Tensor | None = None
 
@@ -44,8 +42,7 @@ class StoreSelection(RecallFetch):
         query, layer, sequences = candidates.query, candidates.layer, group.sequences
         resident: list[Tensor | None] = [None] * len(sequences)
         if group.shape.can_miss:
-            hot = self._hot_cache()
-            resident = [hot.holds(one, layer, one.plan.num_sink, one.window_begin) for one in sequences]
+            resident = [self._hot.holds(one, layer, one.plan.num_sink, one.window_begin) for one in sequences]
         found, self._rows = self._offloader.host.select(
             self._kept[layer], sequences, query, resident, candidates.scale
         )

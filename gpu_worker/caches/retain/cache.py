@@ -19,8 +19,9 @@ from gpu_worker.errors import CapacityError, RequestError, no_room_for_policy
 from gpu_worker.policies.base import CacheShape, PromptAttention
 from gpu_worker.policies.retain import LayerRows, Recompression, Retained, RetainPolicy, prompt_positions
 from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.sequence import KeptLayer, Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, blocks_of_heads, num_blocks
+from gpu_worker.state.slot_pool import SlotPool, blocks_of_heads, num_blocks
 
 
 def retain_policy(sequence: Sequence) -> RetainPolicy:
@@ -34,7 +35,8 @@ class RetainCache(Cache):
 
     def __init__(self, shape: CacheShape, pool: SlotPool, block_tables: BlockTables, probe: Probe) -> None:
         super().__init__(shape, block_tables)
-        self.kept = KeptSlots(shape)
+        self._pool = pool
+        self.kept = KeptSlots(pool, shape)
         self._rows = KeptRows(shape, pool, block_tables, self.kept)
         self._parts = RetainParts(shape, pool, block_tables, self.kept, probe)
         # Of the prompt that had a layer last: the next layer is mostly its own.
@@ -48,7 +50,24 @@ class RetainCache(Cache):
 
     def num_blocks(self, sequence: Sequence, num_free_blocks: int) -> int:
         """Raises RequestError where the policy cannot serve the budget."""
-        return sum(self._layer_blocks(sequence, layer) for layer in range(self.num_layers))
+        slots = sum(self._layer_blocks(sequence, layer) for layer in range(self.num_layers))
+        return slots + self._pool.blocks_of_pages(self.missing_pages(sequence, sequence.num_backed))
+
+    def missing_pages(self, sequence: Sequence, num_tokens: int) -> int:
+        if sequence.seat >= 0 and self.block_tables.num_held(sequence.seat):
+            return 0
+        most = self._most_slots(sequence)
+        return self.kept.pages_for(most) + self.block_tables.missing_pages(-1, most)
+
+    def num_held_pages(self, seat: int) -> int:
+        return super().num_held_pages(seat) + self.kept.num_held_pages(seat)
+
+    def _most_slots(self, sequence: Sequence) -> int:
+        """Slots of any head, however a layer's budget is divided."""
+        policy, num_heads = retain_policy(sequence), self._shape.num_kv_heads
+        budgets = self._layer_budgets(sequence)
+        kept = (policy.most_kept(sequence.plan, budget, num_heads) for budget in budgets)
+        return max(kept, default=0) + self._room(sequence)
 
     def prompt_attention(self, sequence: Sequence) -> PromptAttention | None:
         return sequence.prompt_attention()
@@ -79,6 +98,7 @@ class RetainCache(Cache):
         return sequence.request.measure and sequence.plan.selects and not sequence.plan.has_means
 
     def admit(self, sequence: Sequence) -> None:
+        self.kept.make_room(sequence.seat, self._most_slots(sequence), has_notes=False)
         for layer in range(self.num_layers):
             self.block_tables.reserve(sequence.seat, layer, self._layer_blocks(sequence, layer))
         # Most policies keep as many of every head: nothing is left to be divided while the prompt is computed.
@@ -109,8 +129,8 @@ class RetainCache(Cache):
         counts = retained.counts_on_host()
         longest = max(counts)
         try:
-            self.kept.make_room(longest + room, retained.notes is not None)
-        except torch.OutOfMemoryError as error:
+            self.kept.make_room(seat, longest + room, retained.notes is not None)
+        except CapacityError as error:
             raise CapacityError(
                 f"no device memory is left for what policy {policy.name!r} knows of {longest + room} slots a head; "
                 "ask for a smaller budget or fewer tokens, or start with fewer --max-num-seqs"
@@ -188,3 +208,7 @@ class RetainCache(Cache):
             grown = 0 if evicts else sequence.num_tokens - sequence.kept.at
             meter.num_layer_steps += num_layers
             meter.attended_tokens += sequence.kept.total / self._shape.num_kv_heads + num_layers * grown
+
+    def release(self, sequence: Sequence) -> None:
+        self.kept.free(sequence.seat)
+        super().release(sequence)

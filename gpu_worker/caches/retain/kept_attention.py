@@ -16,8 +16,9 @@ from gpu_worker.kernels.slot_weights import slot_weights
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import KeptStep
 from gpu_worker.state.batch import Group
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.lane_inputs import LaneInputs
-from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.state.slot_pool import SlotPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.kernels.rows import gather_pairs, keep_rows
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import LayerRows, Retained
+from gpu_worker.state.block_tables import BlockTables, physical_slots
 from gpu_worker.state.sequence import KeptLayer, Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, physical_slots
+from gpu_worker.state.slot_pool import SlotPool
 
 
 class KeptRows:

@@ -10,22 +10,33 @@ from torch import Tensor
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import StepSlots
 from gpu_worker.state.lane_inputs import LaneInputs
+from gpu_worker.state.seat_table import SeatTable
+from gpu_worker.state.slot_pool import SlotPool
 
 
 class KeptSlots:
     """For each seat, layer and KV head: what its slots hold. A head's slots are filled from the first on.
 
-    positions: int64 [seats, L, H_kv, S], -1 where a slot is empty. lengths, limits: int32 [seats, L, H_kv], slots that
-    are filled, and most that ever are. notes: float32 like positions, a number of the policy's own for each slot; None
-    until a policy has any.
+    positions: int64 [seats + 1, L, H_kv, S], -1 where a slot is empty. lengths, limits: int32 [seats + 1, L, H_kv],
+    slots that are filled, and most that ever are. notes: float32 like positions, a number of the policy's own for each
+    slot; None until a policy has any.
     """
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, pool: SlotPool, shape: CacheShape) -> None:
+        self._pool = pool
         self._shape = shape
         self.lengths = shape.seated(dtype=torch.int32).zero_()
         self.limits = shape.seated(dtype=torch.int32).zero_()
-        self.positions = shape.seated(0, dtype=torch.int64)
-        self.notes: Tensor | None = None
+        self._positions = SeatTable(pool, shape, torch.int64, empty=-1)
+        self._notes: SeatTable | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        return self._positions.tensor
+
+    @property
+    def notes(self) -> Tensor | None:
+        return None if self._notes is None else self._notes.tensor
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -33,26 +44,36 @@ class KeptSlots:
         return self.positions, self.notes
 
     @property
-    def num_bytes(self) -> int:
-        tensors = (self.lengths, self.limits, self.positions, self.notes)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    def width(self) -> int:
+        return self._positions.width
+
+    def make_room(self, seat: int, width: int, has_notes: bool) -> None:
+        """Have at least this many slots a head of a seat, and notes where the policy has any. Raises CapacityError."""
+        if has_notes and self._notes is None:
+            self._notes = SeatTable(self._pool, self._shape, torch.float32, empty=0.0)
+            for other in self._positions.seats:
+                # Every step writes notes where there are any.
+                self._notes.take(other)
+        for table in self._tables:
+            table.make_room(max(width, self.width))
+            table.take(seat)
+
+    def pages_for(self, width: int) -> int:
+        """Return the pages that a new seat takes, where it has so many slots a head, notes included."""
+        heads = self._shape.num_layers * self._shape.num_kv_heads
+        width = max(self.width, 1 << (width - 1).bit_length())
+        return self._pool.pages_of(heads * width * 8) + self._pool.pages_of(heads * width * 4)
+
+    def num_held_pages(self, seat: int) -> int:
+        return sum(table.num_held_pages(seat) for table in self._tables)
+
+    def free(self, seat: int) -> None:
+        for table in self._tables:
+            table.free(seat)
 
     @property
-    def width(self) -> int:
-        return self.positions.shape[3]
-
-    def make_room(self, width: int, has_notes: bool) -> None:
-        """Have at least this many slots a head, and notes where the policy has any."""
-        if width > self.width:
-            width = 1 << (width - 1).bit_length()
-            self.positions = self._widened(self.positions, width, -1)
-            if self.notes is not None:
-                self.notes = self._widened(self.notes, width, 0.0)
-        if has_notes and self.notes is None:
-            self.notes = self._shape.seated(self.width, dtype=torch.float32).zero_()
-
-    def _widened(self, tensor: Tensor, width: int, empty: float) -> Tensor:
-        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[3]), value=empty)
+    def _tables(self) -> list[SeatTable]:
+        return [self._positions] if self._notes is None else [self._positions, self._notes]
 
     def start_notes(self, seat: int, layers: range, notes: Tensor | None) -> None:
         """Start layers with the notes of their heads' first slots, float32 [layers * H_kv, S], if there are any; the

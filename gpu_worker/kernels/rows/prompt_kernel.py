@@ -36,11 +36,11 @@ def keep_rows(
     num_rows, num_kept, head_dim = keys.shape
     assert pool.is_contiguous(), "the pool is written in place"
     assert keys.stride(2) == values.stride(2) == 1, "a row's elements lie side by side"
-    _, num_layers, num_heads, num_blocks = block_tables.shape
+    num_heads, num_blocks = block_tables.shape[2:]
     width = held.shape[3]
     _keep_rows[(max(1, triton.cdiv(width, SLOTS)), num_rows)](
-        positions, keys, values, pool, block_tables, held, lengths, limits,
-        (seat * num_layers + layer) * num_heads, room, num_kept, width, num_blocks,
+        positions, keys, values, pool, block_tables[seat], held[seat], lengths[seat], limits[seat],
+        layer * num_heads, room, num_kept, width, num_blocks,
         *positions.stride(), *keys.stride()[:2], *values.stride()[:2],
         HEAD_DIM=head_dim, ROW=pool.shape[1], DIMS=triton.next_power_of_2(head_dim), BLOCK=BLOCK_SIZE, SLOTS=SLOTS,
         COUNTED=COUNTED, num_warps=4,
@@ -54,9 +54,9 @@ def store_prompt(rows: Tensor, pool: Tensor, block_tables: Tensor, seat: int, la
         return
     assert pool.is_contiguous(), "the pool is written in place"
     assert rows.stride(3) == 1, "a row's elements lie side by side"
-    _, num_layers, _, num_blocks = block_tables.shape
+    num_blocks = block_tables.shape[3]
     _store_prompt[(triton.cdiv(num_tokens, SLOTS), num_stored * num_heads)](
-        rows, pool, block_tables, (seat * num_layers + layer) * num_heads, num_tokens, num_heads, num_blocks,
+        rows, pool, block_tables[seat], layer * num_heads, num_tokens, num_heads, num_blocks,
         *rows.stride()[:3], ROW=row, WIDTH=triton.next_power_of_2(row), BLOCK=BLOCK_SIZE, SLOTS=SLOTS, num_warps=4,
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def _keep_rows(
     HEAD_DIM: tl.constexpr, ROW: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
     COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """SLOTS slots of one head of one layer. first_place: of the first layer's first head among all seats' heads."""
+    """SLOTS slots of one head of one layer. first_place: of the first layer's first head among the seat's."""
     head = tl.program_id(1).to(tl.int64)
     place = first_place + head
     positions += head * position_head

@@ -109,7 +109,7 @@ def store_prompt(rows: Tensor, pool: Tensor, block_tables: Tensor, seat: int, la
     """Put all rows of some prefilled layers, from `layer` on, into a seat's slots: logical slot i holds token i.
 
     rows: [layers, H_kv, n, 2d] of the pool's type, contiguous in 2d only. pool: [num_slots, 2d], contiguous; written in
-    place. block_tables: int64 [seats, L, H_kv, blocks], contiguous.
+    place. block_tables: int64 [seats, L, H_kv, blocks], contiguous in all but the first.
     """
     num_layers, _, num_tokens, row = rows.shape
     blocks = block_tables[seat, layer : layer + num_layers, :, : -(-num_tokens // BLOCK_SIZE)]
@@ -149,7 +149,8 @@ def keep_rows(
     values: [layers * H_kv, S, d] of the pool's type, contiguous in d only. pool: [num_slots, 2d], contiguous, and
     block_tables: int64 [seats, L, H_kv, blocks]: where the S slots of a head lie. held: int64 [seats, L, H_kv, W >= S],
     the position in each slot, -1 for none. lengths, limits: int32 [seats, L, H_kv], how many slots are filled, and how
-    many may be: `room` more. All but the first three are contiguous; pool, held, lengths and limits are written in
+    many may be: `room` more. The pool is contiguous, the tables are in all but the first
+    dimension; pool, held, lengths and limits are written in
     place.
     """
     num_heads, num_kept = block_tables.shape[2], positions.shape[1]

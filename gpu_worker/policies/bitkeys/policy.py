@@ -69,8 +69,8 @@ class BitKeys(RecallPolicy[BitIndex]):
     def allocate(self, shape: CacheShape) -> BitIndex:
         length, head_dim = padded_length(shape.max_model_len), shape.head_dim
         return BitIndex(
-            codes=shape.seated(length, num_code_bytes(head_dim), dtype=torch.uint8),
-            scales=shape.seated(length, dtype=torch.float16),
+            codes=shape.seated(length, num_code_bytes(head_dim), dtype=torch.uint8, tokens_each=1),
+            scales=shape.seated(length, dtype=torch.float16, tokens_each=1),
             means=shape.seated(head_dim, dtype=torch.float32),
             sinks=shape.seated(self.num_sink, head_dim, dtype=torch.float32),
             rotation=Rotation.of(head_dim, shape.device),

@@ -56,7 +56,7 @@ class InfiniGen(RecallPolicy[InfiniGenIndex]):
         """Raises ConfigError for a file that does not hold this model's skew."""
         num_columns = max(1, int(self.ratio * shape.head_dim))
         return InfiniGenIndex(
-            keys=shape.seated(shape.max_model_len, num_columns, dtype=shape.dtype),
+            keys=shape.seated(shape.max_model_len, num_columns, dtype=shape.dtype, tokens_each=1),
             columns=shape.seated(shape.head_dim, num_columns, dtype=torch.float32),
             skew=_read_skew(self.skew_path, shape) if self.skew_path else None,
         )

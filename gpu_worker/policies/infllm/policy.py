@@ -82,9 +82,9 @@ class InfLLM(RecallPolicy[InfLLMIndex]):
     def allocate(self, shape: CacheShape) -> InfLLMIndex:
         num_blocks = -(-shape.max_model_len // self.block_size)
         return InfLLMIndex(
-            keys=shape.seated(num_blocks, shape.head_dim, dtype=torch.float32),
-            counts=shape.seated(num_blocks, dtype=torch.int32),
-            num_prompt_tokens=torch.empty(shape.max_num_seqs, dtype=torch.int64, device=shape.device),
+            keys=shape.seated(num_blocks, shape.head_dim, dtype=torch.float32, tokens_each=self.block_size),
+            counts=shape.seated(num_blocks, dtype=torch.int32, tokens_each=self.block_size),
+            num_prompt_tokens=torch.empty(shape.num_seats, dtype=torch.int64, device=shape.device),
             scale=shape.scale,
         )
 

@@ -90,7 +90,7 @@ class PQCache(RecallPolicy[PQIndex]):
         num_positions = -(-shape.max_model_len // ALIGNED) * ALIGNED
         return PQIndex(
             codebooks=shape.seated(self.num_subvectors, ksub, dsub, dtype=torch.float32),
-            codes=shape.seated(num_positions, self.num_subvectors, dtype=torch.uint8),
+            codes=shape.seated(num_positions, self.num_subvectors, dtype=torch.uint8, tokens_each=1),
             pair_counts=counts,
             coders=shape.seated(self.num_subvectors, ksub, dsub + 1, dtype=torch.float32) if is_ip else None,
             max_square_norms=shape.seated(self.num_subvectors, dtype=torch.float32) if is_ip else None,

@@ -45,8 +45,8 @@ class Quest(RecallPolicy[QuestIndex]):
     def allocate(self, shape: CacheShape) -> QuestIndex:
         num_pages = -(-shape.max_model_len // self.page_size)
         return QuestIndex(
-            key_min=shape.seated(num_pages, shape.head_dim, dtype=shape.dtype),
-            key_max=shape.seated(num_pages, shape.head_dim, dtype=shape.dtype),
+            key_min=shape.seated(num_pages, shape.head_dim, dtype=shape.dtype, tokens_each=self.page_size),
+            key_max=shape.seated(num_pages, shape.head_dim, dtype=shape.dtype, tokens_each=self.page_size),
         )
 
     def observe_prefill(self, index: QuestIndex, prefilled: PrefilledLayer) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.device import unowned
 from gpu_worker.state.batch import Batch, BatchShape
 
 
@@ -48,6 +49,8 @@ class Captured:
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
             logits = forward(on_device)
+        # Its memory is the next graph's too: else each of them would keep a full batch's.
+        logits = unowned(logits)
         staged = torch.tensor(table).pin_memory()
         return cls(graph, on_device, staged, staged.numpy(), logits, torch.cuda.Event())
 
@@ -116,7 +119,7 @@ class StepGraphs:
         """The batch as it is to be run: in a wider shape that was prepared; or as it is, where there is none or its own
         is worth to be captured. state: as of `run`."""
         self._use(state)
-        if batch.shape in self.captured or not batch.can_pad:
+        if batch.shape in self.captured:
             return batch
         if batch.shape not in self._wider:
             wider = [shape for shape in self.prepared if shape.covers(batch.shape)]

@@ -79,14 +79,14 @@ def step_stages(worker: Assembled) -> list[Steps | ShorterSteps]:
     selecting = dict.fromkeys((LONG if default == AUTO else default, LONG))
     found = {policy: kinds for policy in selecting if (kinds := _kinds(worker, policy))}
     every = [Kind(SHORT), *(kind for kinds in found.values() for kind in kinds)]
-    lanes = batches(every, _sizes(worker), worker.runner.caches.num_selecting)
+    lanes = batches(every, _sizes(worker), worker.runner.caches.num_long)
     return [*map(Steps, lanes), *map(ShorterSteps, found)]
 
 
 def policy_steps(worker: Assembled, policy: str) -> list[Steps | ShorterSteps]:
     """Return the steps of another policy, alone and together with `full`. Nothing is captured."""
     sizes, kinds = _sizes(worker), _kinds(worker, policy)
-    most, found = worker.runner.caches.num_selecting, list[Steps | ShorterSteps]()
+    most, found = worker.runner.caches.num_long, list[Steps | ShorterSteps]()
     for kind in kinds:
         some = dict.fromkeys((most, *(size for size in sizes[:NUM_SIZES] if size <= most)))
         found += [Steps(((kind, size),), captures=False) for size in some]
@@ -94,15 +94,15 @@ def policy_steps(worker: Assembled, policy: str) -> list[Steps | ShorterSteps]:
     return [*found, *([ShorterSteps(policy)] if kinds else [])]
 
 
-def batches(kinds: Items[Kind], sizes: Items[int], num_selecting: int) -> list[tuple[tuple[Kind, int], ...]]:
+def batches(kinds: Items[Kind], sizes: Items[int], num_long: int) -> list[tuple[tuple[Kind, int], ...]]:
     """Lanes of each kind in the batches that steps are prepared for, the likeliest first: of one kind, of every two
-    and three. sizes: that batches are padded to, ascending. num_selecting: sequences that may select at once. Any mix
-    that fits the largest size fits one of these."""
+    and three. sizes: that batches are padded to, ascending. num_long: lanes of the greatest length that select at once.
+    Any mix that fits the largest size fits one of these."""
     most = sizes[-1]
     found: dict[tuple[tuple[Kind, int], ...], None] = {}
 
     def add(some: Items[Kind], lanes: Items[int]) -> None:
-        limits = (most if kind.policy == SHORT else min(most, num_selecting) for kind in some)
+        limits = (most if kind.policy == SHORT else min(most, num_long) for kind in some)
         found[tuple(zip(some, map(min, lanes, limits), strict=True))] = None
 
     ones, pairs, triples = (list[Items[Kind]](combinations(kinds, size)) for size in (1, 2, 3))

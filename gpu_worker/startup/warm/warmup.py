@@ -73,7 +73,7 @@ class OtherPolicy:
 
         try:
             caches = worker.runner.caches
-            info = replace(worker.engine.info, max_num_seqs=caches.num_selecting)
+            info = replace(worker.engine.info, max_num_seqs=caches.num_long)
             found = policy_requests(self.policy, info, self.prefill_chunk, caches.buckets)
             turn = SecondTurn(self.policy, CHAT)
             for stage in [*found, turn, *policy_steps(worker, self.policy)]:
@@ -93,7 +93,7 @@ def stages(worker: Assembled, prefill_chunk: int, others: Sequence[str] = ()) ->
     """
     info = worker.engine.info
     caches = worker.runner.caches
-    found = requests(info, prefill_chunk, caches.buckets, caches.num_selecting)
+    found = requests(info, prefill_chunk, caches.buckets, caches.num_long)
     if info.device == "cpu":
         return [*found]
     first, rest = found[:1], found[1:]
@@ -106,15 +106,15 @@ def stages(worker: Assembled, prefill_chunk: int, others: Sequence[str] = ()) ->
     return [*first, *long, *turns, *more, Plans(), *step_stages(worker), *short]
 
 
-def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets, num_selecting: int) -> list[Requests]:
-    """The likeliest first; the last one is alone. num_selecting: that may select at once."""
+def requests(info: EngineInfo, prefill_chunk: int, buckets: Buckets, num_long: int) -> list[Requests]:
+    """The likeliest first; the last one is alone. num_long: of the greatest length that are scored at once."""
     policy, longest = info.default_policy, info.max_model_len
     found = [Requests(policy, WORDS)]
     if info.device != "cpu":
         # As it is, then captured; the largest first, so that its memory serves the others.
         for size in reversed(buckets_within(min(prefill_chunk, longest))):
             found += [Requests(DENSE, min(size, prefill_chunk), max_tokens=1, num_steps=0)] * 2
-        selecting = replace(info, max_num_seqs=num_selecting)
+        selecting = replace(info, max_num_seqs=num_long)
         found += policy_requests(policy, selecting, prefill_chunk, buckets)
         if policy != DENSE:
             sizes = _batch_sizes(info.max_num_seqs, buckets)

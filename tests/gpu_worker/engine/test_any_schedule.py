@@ -165,7 +165,9 @@ def _numbers(events: list[Event]) -> list[float]:
     return numbers
 
 
-def check_schedule(seed: int, num_requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_schedule(
+    seed: int, num_requests: int, monkeypatch: pytest.MonkeyPatch, page_bytes: int | None = None
+) -> None:
     draw = random.Random(f"schedule {seed}")
     hot = draw.choice((HotCacheSize(), HotCacheSize(tokens=1), HotCacheSize(share=0.2)))
     alike = {
@@ -182,7 +184,9 @@ def check_schedule(seed: int, num_requests: int, monkeypatch: pytest.MonkeyPatch
         MODEL,
         client=store,  # type: ignore[arg-type]
         max_num_seqs=draw.choice((1, 2, 4, 6)),
-        slot_bytes=pool_of(draw.choice((6, 8, 12))),
+        # In pages lies much more than slots.
+        slot_bytes=pool_of(draw.choice((6, 8, 12))) + (page_bytes or 0) * 24,
+        page_bytes=page_bytes,
         hot_cache=hot,
         reuses_prefixes=True,
         itl_seconds=draw.choice((ONE_QUANTUM, 0.02)),
@@ -224,6 +228,14 @@ def test_answers_are_those_of_requests_alone(
     seed: int, num_requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_schedule(seed, num_requests, monkeypatch)
+
+
+@pytest.mark.parametrize(("seed", "page_bytes"), [(200, 4096), (201, 16384), (202, 32768), (203, 16384)])
+def test_where_all_memory_is_pages_answers_are_those_of_requests_alone(
+    seed: int, page_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that two had would change an answer, and one that is missing ends the process."""
+    check_schedule(seed, 12, monkeypatch, page_bytes)
 
 
 @pytest.mark.slow

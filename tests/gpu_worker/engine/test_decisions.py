@@ -112,54 +112,6 @@ def test_a_request_that_waits_for_the_arena_is_overtaken_by_those_that_need_none
     assert run.tokens("waits") == [1, 2]
 
 
-def test_a_request_that_waits_for_a_seat_to_select_in_is_overtaken_by_those_that_need_none() -> None:
-    run = Decisions(num_selecting=1)
-    run.submit("selects", max_tokens=30, policy="recalls")
-    run.engine.step()
-    run.submit("waits", max_tokens=2, policy="recalls")
-    run.submit("dense", max_tokens=2)
-    for _ in range(4):
-        run.engine.step()
-    assert run.status("waits") is Status.WAITING
-    assert run.status("dense") is Status.FINISHED
-    run.submit("high", max_tokens=2, policy="recalls", priority=-1)
-    run.run()
-    # The one of higher priority had its seat at once, from the one that may select.
-    assert run.times("preempt") == [("selects",)]
-    assert [len(run.tokens(name)) for name in ("selects", "waits", "high")] == [30, 2, 2]
-
-
-def test_a_chat_of_auto_that_was_preempted_needs_no_seat_to_select_in() -> None:
-    run = Decisions(num_selecting=1, slots=150)
-    run.submit("recalls", max_tokens=60, policy="recalls")
-    run.engine.step()
-    run.submit("chat", max_tokens=40, policy="auto")
-    for _ in range(400):
-        if run.times("preempt"):
-            break
-        run.engine.step()
-    assert run.times("preempt") == [("chat",)]
-    run.run()
-    # It is back before the other one ends, on a seat of its own.
-    assert run.times("end")[0] == ("recalls",) or len(run.times("admit")) == 3
-    assert [len(run.tokens(name)) for name in ("recalls", "chat")] == [60, 40]
-
-
-def test_one_that_waited_for_a_seat_is_not_hidden_behind_one_that_waits_for_the_arena() -> None:
-    run = Decisions(num_selecting=2, arena=120)
-    run.submit("first", max_tokens=90, policy="recalls")
-    run.submit("kept", max_tokens=4, policy="retains")
-    run.engine.step()
-    run.submit("more", max_tokens=2, policy="retains")
-    for _ in range(2):
-        run.engine.step()
-    run.submit("arena", num_prompt=100, max_tokens=2, policy="recalls", priority=-1)
-    for _ in range(30):
-        run.engine.step()
-    assert run.status("more") is Status.FINISHED
-    run.run()
-
-
 def test_while_the_store_is_silent_the_others_continue_and_the_wait_ends() -> None:
     run = Decisions()
     run.submit("recalls", max_tokens=50, policy="recalls")

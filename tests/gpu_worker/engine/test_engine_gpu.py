@@ -29,7 +29,7 @@ from gpu_worker.runner.runner import LocalRunner
 from gpu_worker.runner.steps import attention_views
 from gpu_worker.runner.steps.decode import StepResult
 from gpu_worker.startup.assemble import EngineOptions, assemble
-from gpu_worker.state.slot_pool import physical_slots
+from gpu_worker.state.block_tables import physical_slots
 from kv_store.client import Layout, StoreClient
 
 pytest.importorskip("faiss")

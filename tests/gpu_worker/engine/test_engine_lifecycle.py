@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from waiting import PATIENCE
 
 from gpu_worker.caches import HotCacheSize
 from gpu_worker.caches.dense import DenseCache
-from gpu_worker.caches.recall.index_training import index_bytes
 from gpu_worker.engine.request import Status
 from gpu_worker.errors import CapacityError, ConfigError, StoreUnavailable, WorkerError
 from gpu_worker.policies.clusterkv.policy import ClusterIndex, ClusterKV
@@ -47,9 +45,9 @@ from gpu_worker.runner.prompts.layered import Prefill
 from gpu_worker.runner.steps.decode import StepResult
 from gpu_worker.sampling import Sampler
 from gpu_worker.service.engine_thread import EngineThread
-from gpu_worker.startup.assemble import cache_shape
+from gpu_worker.state.block_tables import physical_slots
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BLOCK_SIZE, physical_slots
+from gpu_worker.state.slot_pool import BLOCK_SIZE
 from kv_store.client import StoreSilent, StoreUnreachable
 
 SELECTING = ["oracle", "pqcache", "clusterkv"]
@@ -425,18 +423,3 @@ def test_a_stream_has_its_token_while_the_iterations_prompts_are_still_queued() 
     assert len(seen) > 2
     assert seen == [before] + [before + 1] * (len(seen) - 1)
     rig.drain()
-
-
-def test_a_policy_whose_index_has_no_room_is_refused_and_leaves_what_others_need() -> None:
-    """Also where the device has memory: prompts and steps need it."""
-    first, other = request("first", "pqcache", 0.3), request("other", "clusterkv", 0.3)
-    shape = cache_shape(make_model(), max_num_seqs=8, max_model_len=1024)
-    rig = Rig(most_index_bytes=index_bytes(small_policies()["pqcache"], shape))
-    assert rig.tokens(first) == tokens_alone(first)
-    (refused,) = rig.run(other)
-    assert isinstance(refused.error, CapacityError)
-    assert "start with --policy" in str(refused.error)
-    # What has its index goes on, and so does what needs none.
-    again, dense = replace(first, request_id="again"), request("dense")
-    assert [record.tokens for record in rig.run(again, dense)] == [tokens_alone(first), tokens_alone(dense)]
-    rig.check_empty()

@@ -8,7 +8,6 @@ from engine_rig import (
     NUM_KV_HEADS,
     Rig,
     make_model,
-    mixed_requests,
     random_prompt,
     request,
     small_policies,
@@ -104,15 +103,6 @@ def test_clusterkv_attends_whole_clusters_also_of_decoded_windows(hot_cache: Hot
     usage = rig.records["one"].usage
     assert usage.attended_tokens == 30
     assert usage.window_tokens == pytest.approx(sum(step % 40 for step in range(109)) / 109)
-
-
-@pytest.mark.parametrize("max_selecting", [1, 2, 3])
-def test_where_few_may_select_at_once_tokens_are_those_alone(max_selecting: int) -> None:
-    requests = mixed_requests()
-    rig = Rig(max_num_seqs=8, max_selecting=max_selecting, runs_ahead=True)
-    records = rig.run(*requests)
-    assert [record.tokens for record in records] == [tokens_alone(one) for one in requests]
-    rig.check_empty()
 
 
 @pytest.mark.parametrize("num_prefill", [1, 60, 119, 120])

@@ -27,8 +27,9 @@ from gpu_worker.caches import Cache, GroupStep, HotCacheSize
 from gpu_worker.caches.layer_map import FULL, POLICY, LayerMap
 from gpu_worker.policies.base import CacheShape, PromptAttention, StepQueries
 from gpu_worker.state.batch import Buckets, Group, GroupShape
+from gpu_worker.state.block_tables import BlockTables, physical_slots
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
 from kv_store.client import Layout, RowFormat
 
 WINDOW, SIZE = "window", 8

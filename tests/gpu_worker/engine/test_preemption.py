@@ -11,8 +11,8 @@ from gpu_worker.caches import HotCacheSize
 from gpu_worker.engine.request import Status
 from gpu_worker.policies.pqcache.policy import PQCache
 from gpu_worker.policies.registry import registry
+from gpu_worker.state.block_tables import physical_slots
 from gpu_worker.state.sequence import Sequence
-from gpu_worker.state.slot_pool import physical_slots
 
 SELECTING = ["pqcache", "clusterkv"]
 

@@ -22,7 +22,7 @@ def make(max_num_seqs: int = 8, chunk: int = MAX_LEN) -> Scheduler:
 
 
 def start(scheduler: Scheduler, request: Request) -> None:
-    scheduler.seat(request, selects=False)
+    scheduler.seat(request)
     scheduler.admit(request)
 
 
@@ -214,35 +214,15 @@ def test_a_seat_that_was_of_no_use_is_given_back() -> None:
     first, second = prompt("first", 1), prompt("second", 2)
     scheduler.add(first)
     scheduler.add(second)
-    scheduler.seat(first, selects=False)
+    scheduler.seat(first)
     assert scheduler.next_prompt(may_admit=True) is None
     scheduler.unseat(first)
     assert scheduler.next_prompt(may_admit=True) is first
-    scheduler.seat(second, selects=False)
+    scheduler.seat(second)
     scheduler.remove(second)
     scheduler.remove(first)
     assert scheduler.num_free_seats == 1
     assert not scheduler.has_work
-
-
-def test_requests_that_do_not_select_leave_the_first_seats_to_those_that_may() -> None:
-    room = PromptRoom(MAX_LEN, MAX_LEN)
-    scheduler = Scheduler(4, room, lambda one: 1.0, STRETCH, num_selecting=2)
-    plain = [prompt(f"plain {number}", 1) for number in range(3)]
-    for one in plain:
-        scheduler.add(one)
-        scheduler.seat(one, selects=False)
-    assert [one.seat for one in plain] == [2, 3, 1]
-    assert scheduler.has_seat(selects=True)
-    selecting = prompt("selecting", 1)
-    scheduler.add(selecting)
-    scheduler.seat(selecting, selects=True)
-    assert selecting.seat == 0
-    scheduler.unseat(plain[0])
-    assert scheduler.has_seat(selects=False)
-    assert not scheduler.has_seat(selects=True)
-    scheduler.unseat(plain[2])
-    assert scheduler.has_seat(selects=True)
 
 
 def test_priority_comes_before_a_callers_share_and_any_deadline() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
+from mapped_pages import MappedPages
 from strict_store import StrictStore
 
 from gpu_worker.caches import HotCacheSize
@@ -262,21 +263,20 @@ class Rig:
         max_joining: int | None = None,
         make_decode: MakeDecode = DecodeStep,
         runs_ahead: bool = False,
-        most_index_bytes: int | None = None,
         reads_slots: bool = False,
         layers: LayerMap | None = None,
         more_caches: Mapping[str, MakeCache] | None = None,
-        max_selecting: int | None = None,
+        page_bytes: int | None = None,
     ) -> None:
         """client: of another store than one in memory. layout: of the model's rows. itl_seconds: of an iteration; the
-        least has one quantum. layers: instead of `full_layers`."""
+        least has one quantum. layers: instead of `full_layers`. page_bytes: of the pool, where
+        all that grows with tokens is counted."""
         self.model = model or make_model()
         self.store = StrictStore(layout, capacity_tokens, tokens_per_slab)
         options = EngineOptions(
             max_model_len=max_model_len,
             slot_bytes=slot_bytes,
             max_num_seqs=max_num_seqs,
-            max_selecting=max_selecting,
             prefill_chunk=prefill_chunk,
             hot_cache=hot_cache or HotCacheSize(),
             layers=layers or LayerMap.with_full(NUM_LAYERS, full_layers),
@@ -289,8 +289,8 @@ class Rig:
             max_joining=max_joining,
             max_full_tokens=max_full_tokens,
             runs_ahead=runs_ahead,
-            most_index_bytes=most_index_bytes,
             reads_slots=reads_slots,
+            make_pages=partial(MappedPages, page_bytes=page_bytes) if page_bytes else None,
         )
         self.client = client or self.store
         self.worker = assemble(self.model, self.client, options, make_prefill, make_decode)  # type: ignore[arg-type]

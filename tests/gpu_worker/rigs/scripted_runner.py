@@ -103,9 +103,8 @@ class ScriptedRunner:
     def enter(self, request: GenerationRequest) -> Entered:
         num_prompt = len(request.prompt_token_ids)
         self.places[request.request_id] = Place(request)
-        may_select = request.policy != "full"
         capacity = num_prompt + request.sampling.max_tokens
-        return Entered(num_prompt, capacity, is_open_ended=False, may_select=may_select)
+        return Entered(num_prompt, capacity, is_open_ended=False)
 
     def admit(self, plan: Admit) -> Admitted:
         place = self.places[plan.request_id]
@@ -278,12 +277,10 @@ class Clock:
 class Decisions:
     """An engine over a scripted runner, and the events of its requests."""
 
-    def __init__(self, max_num_seqs: int = 8, num_selecting: int | None = None, **options: int) -> None:
+    def __init__(self, max_num_seqs: int = 8, **options: int) -> None:
         self.runner, self.clock = ScriptedRunner(**options), Clock()
         room, pace = PromptRoom(MAX_LEN, CHUNK), Pace(itl_seconds=0.025)
-        self.scheduler = Scheduler(
-            max_num_seqs, room, lambda request: request.num_prefill / 1e4, num_selecting=num_selecting
-        )
+        self.scheduler = Scheduler(max_num_seqs, room, lambda request: request.num_prefill / 1e4)
         preemption = Preemption(self.scheduler, self.runner)
         info = EngineInfo(
             "m", "m", "cpu", "float32", 9, MAX_LEN, max_num_seqs, (), ("full",), "full", Budget(1.0), 0, 0, ""

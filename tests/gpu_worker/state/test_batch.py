@@ -19,9 +19,9 @@ EXACT, ROUNDED = Buckets(is_exact=True), Buckets(is_exact=False)
 PADDING = (0, -1, 0, 0, 0, 1, -1, -1, 0)
 
 
-def test_rows_are_a_power_of_two_up_to_eight_then_multiples_of_eight() -> None:
-    counts = [1, 2, 3, 4, 5, 8, 9, 16, 17, 100]
-    assert [ROUNDED.lanes(count) for count in counts] == [1, 2, 4, 4, 8, 8, 16, 16, 24, 104]
+def test_rows_are_a_power_of_two_up_to_eight_then_at_most_a_fourth_more() -> None:
+    counts = [1, 2, 3, 4, 5, 8, 9, 17, 65, 100, 128, 130, 256]
+    assert [ROUNDED.lanes(count) for count in counts] == [1, 2, 4, 4, 8, 8, 16, 24, 80, 112, 128, 160, 256]
     assert [EXACT.lanes(count) for count in counts] == counts
 
 
@@ -57,9 +57,8 @@ def kind_of(sequence: Sequence) -> Kind:
 def make_batch(
     sequences: list[Sequence],
     buckets: Buckets,
-    num_seats: int,
+    padding_seat: int = 8,
     some_dense: bool = False,
-    num_selecting: int | None = None,
 ) -> Batch:
     def shape_of(group: list[Sequence]) -> GroupShape:
         longest = buckets.positions(max(sequence.num_tokens for sequence in group) + 1)
@@ -68,9 +67,7 @@ def make_batch(
     def shapes_of_all(_all: list[Sequence], num_lanes: int, num_tokens: int) -> tuple[GroupShape, ...]:
         return (GroupShape("", False, num_lanes, num_tokens),) if some_dense else ()
 
-    return Batch.of(
-        sequences, kind_of, shape_of, buckets, num_seats, num_selecting or num_seats, shapes_of_all
-    )
+    return Batch.of(sequences, kind_of, shape_of, buckets, padding_seat, shapes_of_all)
 
 
 def names(batch: Batch) -> list[list[str]]:
@@ -93,7 +90,7 @@ def test_who_is_served_alike_is_one_group_in_the_order_of_coming() -> None:
 def test_a_row_says_what_a_step_must_know_of_its_sequence() -> None:
     sequence = seated("p", 3, 60)
     sequence.leaving, sequence.mark = 17, 5
-    batch = make_batch([sequence], EXACT, num_seats=4)
+    batch = make_batch([sequence], EXACT, padding_seat=4)
     # 60 tokens of which half are attended: 4 sinks, 13 recent, 13 selected.
     assert sequence.ring_size == 14
     column = (53, 60, 3, 4, 47, 13, 256, 17, 4 + 60 % 14, 5)
@@ -102,13 +99,13 @@ def test_a_row_says_what_a_step_must_know_of_its_sequence() -> None:
 
 def test_groups_are_padded_each_and_padding_has_a_seat_of_its_own() -> None:
     sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "p2", "p3"])]
-    batch = make_batch(sequences, ROUNDED, num_seats=5)
+    batch = make_batch(sequences, ROUNDED)
     assert [shape.num_lanes for shape in batch.shape.groups] == [4, 1]
     rows = LaneInputs.of(torch.from_numpy(batch.table))
-    assert rows.seats.tolist() == [0, 2, 3, 4, 1]
+    assert rows.seats.tolist() == [0, 2, 3, 8, 1]
     assert rows.positions.tolist() == [40, 40, 40, -1, 40]
     padding = batch.table[:, 3]
-    assert padding.tolist() == [*PADDING[:2], 4, *PADDING[2:]]
+    assert padding.tolist() == [*PADDING[:2], 8, *PADDING[2:]]
     first, second = batch.groups(torch.from_numpy(batch.table))
     assert (first.first_lane, second.first_lane) == (0, 4)
     assert [one.sequence_id for one in first.sequences] == ["p0", "p2", "p3"]
@@ -119,42 +116,10 @@ def test_groups_are_padded_each_and_padding_has_a_seat_of_its_own() -> None:
     assert batch.without_padding(tensor)[:, 0].tolist() == [0, 2, 4, 8]
 
 
-def test_a_full_house_is_not_padded() -> None:
-    sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "p2", "p3"])]
-    batch = make_batch(sequences, ROUNDED, num_seats=4)
-    assert [shape.num_lanes for shape in batch.shape.groups] == [3, 1]
-    assert batch.table.shape == (NUM_FIELDS, 4)
-    assert (batch.table[1] == 40).all()
-    # Other sizes are rounded as ever.
-    assert batch.shape.groups[0].num_positions == 1024
-
-
-def test_where_no_seat_is_left_that_may_select_the_others_are_padded_all_the_same() -> None:
-    sequences = [
-        seated(name, seat) for name, seat in (("p0", 0), ("p1", 2), ("h2", 1), ("d", 3), ("d", 4), ("d", 7))
-    ]
-    batch = make_batch(sequences, ROUNDED, num_seats=8, num_selecting=3)
-    assert not batch.can_pad
-    assert [(shape.policy == "", shape.num_lanes) for shape in batch.shape.groups] == [
-        (False, 2),
-        (False, 1),
-        (True, 4),
-    ]
-    # The seat of padding is none that may select.
-    assert batch.table[2].tolist() == [0, 2, 1, 3, 4, 7, 6]
-    few = make_batch(sequences[1:], ROUNDED, num_seats=8, num_selecting=3)
-    assert few.can_pad
-    wider = few.padded_to(
-        replace(few.shape, groups=tuple(replace(each, num_lanes=8) for each in few.shape.groups))
-    )
-    assert {*wider.table[2, 1:8].tolist(), *wider.table[2, 9:16].tolist()} == {0}
-    assert wider.table[2, 19:].tolist() == [6] * 5
-
-
 def test_batches_of_one_shape_differ_in_their_tables_only() -> None:
     few = [seated(name, seat, 30 + seat) for seat, name in enumerate(["p0", "p1", "p2"])]
     more = [seated(name, seat, 90 + seat) for seat, name in enumerate(["p0", "p1", "p2", "p3"])]
-    first, second = (make_batch(some, ROUNDED, num_seats=8) for some in (few, more))
+    first, second = (make_batch(some, ROUNDED, padding_seat=8) for some in (few, more))
     assert first.shape == second.shape
     assert hash(first.shape) == hash(second.shape)
     assert isinstance(first.shape, BatchShape)
@@ -163,7 +128,7 @@ def test_batches_of_one_shape_differ_in_their_tables_only() -> None:
 
 
 def test_one_group_without_padding_is_a_view() -> None:
-    batch = make_batch([seated("p0", 0)], EXACT, num_seats=1)
+    batch = make_batch([seated("p0", 0)], EXACT, padding_seat=1)
     tensor = torch.zeros(1, 3)
     assert batch.without_padding(tensor).data_ptr() == tensor.data_ptr()
     assert join([tensor]) is tensor
@@ -171,7 +136,7 @@ def test_one_group_without_padding_is_a_view() -> None:
 
 def test_a_batch_fits_every_shape_that_covers_its_own() -> None:
     sequences = [seated(name, seat) for seat, name in enumerate(["p0", "h1", "p2", "p3"])]
-    batch = make_batch(sequences, ROUNDED, num_seats=6, some_dense=True)
+    batch = make_batch(sequences, ROUNDED, padding_seat=6, some_dense=True)
     wide = widened(batch.shape)
     assert wide.covers(batch.shape)
     assert not batch.shape.covers(wide)
@@ -181,8 +146,8 @@ def test_a_batch_fits_every_shape_that_covers_its_own() -> None:
     assert padded.table.shape == (NUM_FIELDS, 4 + 3 + 1 + 3)
     tensor = torch.from_numpy(padded.table.T)
     assert torch.equal(padded.without_padding(tensor), batch.without_padding(torch.from_numpy(batch.table.T)))
-    # The other lanes have an unused seat and no token.
-    assert sorted(set(padded.table[2].tolist())) == [0, 1, 2, 3, 4]
+    # The other lanes have the padding's seat and no token.
+    assert sorted(set(padded.table[2].tolist())) == [0, 1, 2, 3, 6]
     assert (padded.table[1] == -1).sum() == 7
     assert (batch.blank().table[1] == -1).all()
 
@@ -229,7 +194,7 @@ def test_padding_changes_nobodys_tokens_or_account(
 
     def wide_batch(some: list[Sequence]) -> Batch:
         batch = batch_of(some)
-        return batch if not batch.can_pad else batch.padded_to(widened(batch.shape))
+        return batch.padded_to(widened(batch.shape))
 
     padded.runner.caches.batch = wide_batch  # type: ignore[method-assign]
     padded.runner.pool.rows.fill_(float("nan"))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gpu_worker.errors import CapacityError
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks
+from gpu_worker.state.block_tables import BlockTables
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
 from kv_store.client import RowFormat
 
 NUM_BLOCKS = 20

@@ -12,6 +12,7 @@ from torch import Tensor
 from gpu_worker.caches.recall.fixed_slots import FixedSlots
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.state.lane_inputs import NUM_FIELDS, LaneInputs, padding
+from gpu_worker.state.slot_pool import SlotPool
 from kv_store.client import RowFormat
 
 NUM_SEATS, NUM_LAYERS, NUM_KV_HEADS = 4, 3, 2
@@ -45,6 +46,7 @@ class Walker:
 
     def fill(self, fixed: FixedSlots) -> None:
         fixed.make_room(self.plan.num_sink + self.ring_size)
+        fixed.take(self.seat)
         positions = [*range(self.plan.num_sink), *self.window]
         rows = torch.stack([self.pool_rows(positions, layer) for layer in LAYERS])
         fixed.fill(self, LAYERS, torch.tensor(positions), rows)  # type: ignore[arg-type]
@@ -70,8 +72,7 @@ def found(fixed: FixedSlots, walker: Walker, layer: int) -> list[set[int]]:
 def step(fixed: FixedSlots, walkers: list[Walker], num_padding: int = 0) -> Tensor:
     """One token for everyone; what was pushed out, [B, layers, H]."""
     table = torch.zeros(NUM_FIELDS, len(walkers) + num_padding, dtype=torch.int64)
-    unused = next(seat for seat in range(NUM_SEATS) if seat not in {walker.seat for walker in walkers})
-    table[:, len(walkers) :] = torch.tensor(padding(unused))[:, None]
+    table[:, len(walkers) :] = torch.tensor(padding(NUM_SEATS))[:, None]
     rows = LaneInputs.of(table)
     for row, walker in enumerate(walkers):
         rows.seats[row], rows.positions[row], rows.ring[row] = (
@@ -96,7 +97,7 @@ def step(fixed: FixedSlots, walkers: list[Walker], num_padding: int = 0) -> Tens
 def test_over_many_steps_the_ring_holds_sinks_and_the_last_tokens(
     num_sink: int, num_recent: int, num_padding: int
 ) -> None:
-    fixed = FixedSlots(SHAPE)
+    fixed = FixedSlots(SlotPool(1, SHAPE.row_format, SHAPE.device), SHAPE)
     one = Walker(1, num_sink, num_recent, 100)
     other = Walker(3, 2, 5, 77)
     one.fill(fixed)
@@ -111,13 +112,12 @@ def test_over_many_steps_the_ring_holds_sinks_and_the_last_tokens(
             pushed_out = one.pool_rows([last], layer)[:, 0] if is_full else torch.full((NUM_KV_HEADS,), -1)
             assert leaving[0, place].tolist() == pushed_out.tolist()
         assert bool((leaving[2:] == -1).all())
-    assert bool((fixed.table[0] == -1).all())
-    assert bool((fixed.table[2] == -1).all())
-    assert bool((fixed.table[..., -1] == -1).all())
+    assert bool((fixed.table[NUM_SEATS] == -1).all())
+    assert bool((fixed.table[[one.seat, other.seat], ..., -1] == -1).all())
 
 
 def test_a_cleared_window_leaves_the_sinks_and_fills_anew() -> None:
-    fixed = FixedSlots(SHAPE)
+    fixed = FixedSlots(SlotPool(1, SHAPE.row_format, SHAPE.device), SHAPE)
     one = Walker(0, 3, 20, 60)
     one.window = []  # as ClusterKV's after its prompt
     one.fill(fixed)
@@ -138,7 +138,7 @@ def test_a_cleared_window_leaves_the_sinks_and_fills_anew() -> None:
 
 
 def test_a_larger_table_keeps_what_the_smaller_one_held() -> None:
-    fixed = FixedSlots(SHAPE)
+    fixed = FixedSlots(SlotPool(1, SHAPE.row_format, SHAPE.device), SHAPE)
     assert fixed.width == 0
     narrow = Walker(0, 2, 3, 50)
     narrow.fill(fixed)
@@ -158,12 +158,12 @@ def test_a_larger_table_keeps_what_the_smaller_one_held() -> None:
         step(fixed, [narrow, wide], num_padding=2)
     # Beyond what is its own nothing is read into a narrow sequence's attention.
     assert bool((fixed.table[0, 1:, :, 2 + narrow.ring_size :] == -1).all())
-    assert bool((fixed.table[..., -1] == -1).all())
+    assert bool((fixed.table[[0, 2, NUM_SEATS], ..., -1] == -1).all())
 
 
 def test_the_next_on_a_seat_finds_nothing_of_the_last() -> None:
     source = random.Random(0)
-    fixed = FixedSlots(SHAPE)
+    fixed = FixedSlots(SlotPool(1, SHAPE.row_format, SHAPE.device), SHAPE)
     for _ in range(12):
         walker = Walker(1, source.randrange(6), source.randrange(40), 80)
         walker.fill(fixed)

@@ -11,7 +11,8 @@ from gpu_worker.caches.retain.kept_rows import KeptRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import Retained
-from gpu_worker.state.slot_pool import BlockTables, SlotPool, num_blocks, physical_slots
+from gpu_worker.state.block_tables import BlockTables, physical_slots
+from gpu_worker.state.slot_pool import SlotPool, num_blocks
 from kv_store.client import RowFormat
 
 NUM_HEADS, HEAD_DIM, SEAT, LAYERS = 2, 4, 1, range(1, 3)
@@ -39,8 +40,8 @@ def test_unequal_heads_of_several_layers_are_written_where_they_belong(
         tables.reserve(SEAT, layer, 8)
         tables.deal(SEAT, layer, [num_blocks(count) for count in of_layer])
     kept = retained(counts, max(counts) + padding)
-    slots = KeptSlots(SHAPE)
-    slots.make_room(max(counts) + padding, has_notes=False)
+    slots = KeptSlots(pool, SHAPE)
+    slots.make_room(SEAT, max(counts) + padding, has_notes=False)
     rows = KeptRows(SHAPE, pool, tables, slots)
     rows.write(SEAT, LAYERS, kept, room=2)
     expected = torch.full_like(pool.rows, -1.0)
@@ -58,9 +59,9 @@ def test_keys_and_values_take_the_pools_type_each_by_itself(
     of_keys: torch.dtype, of_values: torch.dtype
 ) -> None:
     pool = SlotPool(6, RowFormat(HEAD_DIM), torch.device("cpu"))
-    tables, slots, kept = BlockTables(pool, 3, 3, NUM_HEADS, 512), KeptSlots(SHAPE), retained([2, 2], 2)
+    tables, slots, kept = BlockTables(pool, 3, 3, NUM_HEADS, 512), KeptSlots(pool, SHAPE), retained([2, 2], 2)
     tables.assign(SEAT, 2)
-    slots.make_room(2, has_notes=False)
+    slots.make_room(SEAT, 2, has_notes=False)
     mixed = replace(kept, keys=kept.keys.to(of_keys), values=kept.values.to(of_values))
     KeptRows(SHAPE, pool, tables, slots).write(SEAT, range(1, 2), mixed, room=0)
     places = physical_slots(tables.tables[SEAT, 1], torch.arange(2).expand(NUM_HEADS, -1))

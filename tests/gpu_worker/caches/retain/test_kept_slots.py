@@ -9,8 +9,9 @@ from gpu_worker.caches.retain.kept_rows import KeptRows
 from gpu_worker.caches.retain.kept_slots import KeptSlots
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.retain import Retained
+from gpu_worker.state.block_tables import BlockTables
 from gpu_worker.state.lane_inputs import LaneInputs
-from gpu_worker.state.slot_pool import BlockTables, SlotPool
+from gpu_worker.state.slot_pool import SlotPool
 from kv_store.client import RowFormat
 
 SHAPE = CacheShape(4, 3, 2, 1, RowFormat(4, "fp32"), 64, 0.5, torch.device("cpu"))
@@ -41,9 +42,9 @@ def fill(kept: KeptSlots, seat: int, layers: range, what: Retained, room: int) -
 
 
 def filled(room: int = 2, has_notes: bool = True) -> KeptSlots:
-    kept = KeptSlots(SHAPE)
-    kept.make_room(8, has_notes)
+    kept = KeptSlots(SlotPool(1, SHAPE.row_format, SHAPE.device), SHAPE)
     for seat in range(4):
+        kept.make_room(seat, 8, has_notes)
         for layer in LAYERS:
             fill(kept, seat, range(layer, layer + 1), retained(5, 3, notes=1.5), room)
     return kept
@@ -51,7 +52,7 @@ def filled(room: int = 2, has_notes: bool = True) -> KeptSlots:
 
 def everything(kept: KeptSlots) -> list[Tensor]:
     tensors = (kept.lengths, kept.limits, kept.positions, kept.notes)
-    return [tensor.clone() for tensor in tensors if tensor is not None]
+    return [tensor[:4].clone() for tensor in tensors if tensor is not None]
 
 
 def test_heads_are_filled_from_the_first_slot_on_and_grow_by_their_own_lengths() -> None:
@@ -108,14 +109,14 @@ def test_padding_beside_others_leaves_only_theirs_changed() -> None:
 def test_more_room_keeps_what_is_there() -> None:
     kept = filled(has_notes=False)
     positions = kept.positions.clone()
-    kept.make_room(20, has_notes=True)
+    kept.make_room(1, 20, has_notes=True)
     assert kept.width == 32
-    assert torch.equal(kept.positions[..., :8], positions)
-    assert (kept.positions[..., 8:] == -1).all()
+    assert torch.equal(kept.positions[:4, ..., :8], positions[:4])
+    assert (kept.positions[:4, ..., 8:] == -1).all()
     assert kept.notes is not None
     assert kept.notes.shape == kept.positions.shape
     wider = filled()
-    wider.make_room(20, has_notes=False)
+    wider.make_room(0, 20, has_notes=False)
     assert wider.notes is not None
     assert wider.notes[0, 1, 0].tolist() == [1.5] * 5 + [0.0] * 27
 

@@ -18,9 +18,9 @@ def shape_of(num_lanes: int, num_positions: int = 1024, policy: str = "") -> Bat
     return BatchShape((GroupShape(policy, False, num_lanes, num_positions),))
 
 
-def batch_of(shape: BatchShape, unused: int | None = 31) -> Batch:
+def batch_of(shape: BatchShape) -> Batch:
     table = np.zeros((NUM_FIELDS, shape.groups[0].num_lanes), np.int64)
-    return Batch(shape, [[]], table, (unused,))
+    return Batch(shape, [[]], table, 31)
 
 
 def graphs_of(*prepared: BatchShape) -> tuple[StepGraphs, list[float]]:
@@ -46,8 +46,7 @@ def test_a_batch_goes_into_the_smallest_prepared_shape_that_covers_its_own() -> 
     ):
         fitted = graphs.fit(batch_of(own), STATE)
         assert (fitted.shape, fitted.table.shape[1]) == (taken, taken.groups[0].num_lanes)
-    # A full house has no seat for padding, and with another state nothing is prepared.
-    assert graphs.fit(batch_of(shape_of(2), unused=None), STATE).shape == shape_of(2)
+    # With another state nothing is prepared.
     assert graphs.fit(batch_of(shape_of(2)), (object(),)).shape == shape_of(2)
 
 
