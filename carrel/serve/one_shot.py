@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 from rich.console import Console
 
@@ -25,7 +25,7 @@ def run_to_end(spec: ChildSpec, environment: Mapping[str, str], notes: Console) 
     Raises ChildError with the process's own words.
     """
     said: list[str] = []
-    inbox: SimpleQueue[Line] = SimpleQueue()
+    inbox: Queue[Line] = Queue()
     child = Child(spec, environment, inbox)
     try:
         with RunProgress(None, notes) as progress:
@@ -56,7 +56,7 @@ def run_checks(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> No
     running: list[Child] = []
     try:
         for spec in specs:
-            running.append(Child(spec, environment, SimpleQueue()))
+            running.append(Child(spec, environment, Queue()))
         while running:
             for check in list(running):
                 if (code := check.exit_code()) is None:
@@ -71,7 +71,7 @@ def run_checks(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> No
             check.kill()
 
 
-def _lines(child: Child, inbox: SimpleQueue[Line]) -> Iterator[Line]:
+def _lines(child: Child, inbox: Queue[Line]) -> Iterator[Line]:
     """Yield the lines that arrive until the child has ended."""
     while child.exit_code() is None:
         with suppress(Empty):

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Queue
 from typing import IO
 
 import psutil
@@ -75,7 +75,7 @@ class Child:
     Its lines go to `inbox`; the caller ends it with `terminate` and `kill`.
     """
 
-    def __init__(self, spec: ChildSpec, environment: Mapping[str, str], inbox: SimpleQueue[Line]) -> None:
+    def __init__(self, spec: ChildSpec, environment: Mapping[str, str], inbox: Queue[Line]) -> None:
         self.spec = spec
         self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.started_at = time.monotonic()
@@ -98,7 +98,7 @@ class Child:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, stream: IO[str], is_stderr: bool, inbox: SimpleQueue[Line]) -> None:
+    def _read(self, stream: IO[str], is_stderr: bool, inbox: Queue[Line]) -> None:
         while line := stream.readline(MAX_LINE_CHARS):
             text = line.rstrip("\n")
             if is_stderr:

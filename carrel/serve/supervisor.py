@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 
 from carrel.errors import ChildError
 from carrel.process.events import Output, Progress, Status, parse_event
@@ -53,7 +53,8 @@ class Supervisor:
         self._environment = environment
         self._restarts = Restarts(restarts)
         self._tick_s = tick_s
-        self._inbox: SimpleQueue[Line] = SimpleQueue()
+        # not a SimpleQueue: its `get` may wait for ever when a signal interrupts it just before its timeout
+        self._inbox: Queue[Line] = Queue()
         # SimpleQueue.put may be called from a signal's handler; Queue.put may not
         self._stops: SimpleQueue[None] = SimpleQueue()
         self._specs: Sequence[ChildSpec] = ()

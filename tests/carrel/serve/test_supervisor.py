@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -204,6 +204,24 @@ def test_a_second_signal_lets_a_gateway_end_its_streams(harness: Harness, hurry_
     assert (harness.folder / "hurried").exists() == bool(hurry_timeout_s)
     assert "stop store" not in harness.log()
     assert harness.left() == []
+
+
+@pytest.fixture
+def slow_handler() -> Iterator[None]:
+    """Let SIGUSR1 interrupt a wait of the supervisor until after the wait's deadline."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: time.sleep(0.1))
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_that_interrupts_a_wait_does_not_prolong_it(harness: Harness, slow_handler: None) -> None:
+    interrupts = "import os, signal\n" + WELL_BEHAVED.replace(
+        "time.sleep(600)",
+        "\nfor _ in range(5): time.sleep(0.2); os.kill(os.getppid(), signal.SIGUSR1)\n"
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(10); print('waited in vain', flush=True)",
+    )
+    assert harness.run(harness.spec("store", interrupts)) == 0
+    assert "waited in vain" not in harness.output.getvalue()
 
 
 def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
