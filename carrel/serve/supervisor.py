@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from queue import Empty, Queue, SimpleQueue
 
 from carrel.errors import ChildError
@@ -20,7 +21,7 @@ from carrel.serve.process import (
     end_orphans,
 )
 from carrel.serve.restarts import HangWatch, RestartPolicy, Restarts
-from carrel.serve.signals import signals_to
+from carrel.serve.signals import STOP_SIGNALS, handling
 
 TICK_S = 0.1
 HARD_STOP_EXIT_CODE = 130
@@ -28,11 +29,18 @@ NO_RESTARTS = RestartPolicy(limit=0)
 
 
 class StopRequested(Exception):
-    """The first stop: drain."""
+    """Someone asks to stop: the first time to drain, then to kill."""
 
 
-class HardStop(Exception):
-    """The second stop: kill."""
+@dataclass
+class _Service:
+    """A process over all its restarts. It is started when it is `due`, a monotonic time, and serves while it has a
+    `watch`."""
+
+    spec: ChildSpec
+    due: float = 0.0
+    child: Child | None = None
+    watch: HangWatch | None = None
 
 
 class Supervisor:
@@ -57,14 +65,8 @@ class Supervisor:
         self._inbox: Queue[Line] = Queue()
         # SimpleQueue.put may be called from a signal's handler; Queue.put may not
         self._stops: SimpleQueue[None] = SimpleQueue()
-        self._specs: Sequence[ChildSpec] = ()
-        # in the order of the specs; those being started again too
-        self._children: list[Child] = []
-        # when to restart a process that died
-        self._due: dict[str, float] = {}
-        self._restarting: set[str] = set()
-        # of those that serve
-        self._watches: dict[str, HangWatch] = {}
+        # in the order in which they start
+        self._services: Sequence[_Service] = ()
         # our children that are not the supervisor's; None: orphans are not adopted
         self._not_ours: Collection[int] | None = None
         self._failure: ChildError | None = None
@@ -73,11 +75,8 @@ class Supervisor:
 
     def run(self, specs: Sequence[ChildSpec], on_ready: Callable[[], None]) -> int:
         """As `supervise`, stopped by signals, and with an end of all that the processes leave. Main thread only."""
-        with signals_to(self.stop), adopting_orphans() as self._not_ours:
-            try:
-                return self.supervise(specs, on_ready)
-            finally:
-                self._end_orphans()
+        with handling(STOP_SIGNALS, self.stop), adopting_orphans() as self._not_ours:
+            return self.supervise(specs, on_ready)
 
     def supervise(self, specs: Sequence[ChildSpec], on_ready: Callable[[], None]) -> int:
         """Start each of `specs` once the one before serves, call `on_ready`, and watch.
@@ -85,20 +84,17 @@ class Supervisor:
         Returns 0 after a stop and a drain, 130 after a second stop. Raises ChildError when a child ends by itself or
         does not become ready, at the start or with no restart left; the others are ended first.
         """
-        self._specs = specs
+        self._services = [_Service(spec) for spec in specs]
         try:
-            for spec in specs:
-                self._start(spec)
-            on_ready()
-            self._is_serving = True
             while True:
+                self._advance()
+                if not self._is_serving and all(service.watch for service in self._services):
+                    on_ready()
+                    self._is_serving = True
                 self._tick()
-                self._restart()
         except StopRequested:
             self._listener.draining()
             return self._drain()
-        except HardStop:
-            return HARD_STOP_EXIT_CODE
         except ChildError as error:
             self._failure = error
             # reported first: ending the others may take a while
@@ -106,13 +102,13 @@ class Supervisor:
             self._drain()
             raise
         finally:
-            for child in self._children:
+            for child in self._children():
                 child.kill()
             # what outlives them would hold their pipes open
             self._end_orphans()
-            for child in self._children:
+            for child in self._children():
                 child.finish_reading()
-            self._children.clear()
+            self._services = ()
             self._pump_rest()
             self._listener.close()
 
@@ -124,116 +120,96 @@ class Supervisor:
         """Raise the ChildError of a process that has ended by itself, if there is one. From any thread."""
         if self._failure is not None:
             raise self._failure
-        for child in list(self._children):
+        for child in self._children():
             if (code := child.exit_code()) is not None and not self._is_stopping:
-                raise self._error(_ended(child, code), child.last_lines(), code)
+                raise self._error(child, f"ended with {describe_exit(code)}", code)
 
-    def _start(self, spec: ChildSpec) -> None:
-        child = self._spawn(spec)
-        while not spec.is_ready():
-            if child.age_s() > spec.start_timeout_s:
-                self._lose(child, _late(spec))
-            self._tick()
-        self._serves(spec)
+    def _children(self) -> list[Child]:
+        return [child for service in self._services if (child := service.child) is not None]
 
-    def _serves(self, spec: ChildSpec) -> None:
-        self._listener.ready(spec.name)
-        self._watches[spec.name] = HangWatch(spec.answers or spec.is_ready, spec.hang_timeout_s)
+    def _advance(self) -> None:
+        """Start each process that is due once those before it serve, which it needs, and see which serve by now."""
+        for service in self._services:
+            spec = service.spec
+            if service.child is None:
+                if time.monotonic() < service.due:
+                    return
+                service.child = self._spawn(spec)
+            if service.watch is None:
+                if not spec.is_ready():
+                    if service.child.age_s() > spec.start_timeout_s:
+                        self._lose(service, f"did not become ready in {spec.start_timeout_s:g} s")
+                    return
+                self._listener.ready(spec.name)
+                service.watch = HangWatch(spec.answers or spec.is_ready, spec.hang_timeout_s)
 
     def _spawn(self, spec: ChildSpec) -> Child:
         self._listener.starting(spec.name)
         try:
-            child = Child(spec, self._environment, self._inbox)
+            return Child(spec, self._environment, self._inbox)
         except (OSError, RuntimeError) as error:
             raise ChildError(f"{spec.name} cannot be started: {error}") from error
-        self._children.append(child)
-        order = [spec.name for spec in self._specs]
-        self._children.sort(key=lambda child: order.index(child.name))
-        return child
 
     def _tick(self) -> None:
         """Handle what came in for one tick, then look for children that died or hang."""
         self._pump()
-        for child in list(self._children):
-            if (code := child.exit_code()) is not None:
-                self._lose(child, _ended(child, code), code)
-            elif child.name in self._watches and self._watches[child.name].has_hung():
-                child.kill()
-                self._lose(
-                    child, f"{child.name} did not answer for {child.spec.hang_timeout_s:g} s and was killed"
-                )
+        for service in self._services:
+            if service.child is None:
+                continue
+            if (code := service.child.exit_code()) is not None:
+                self._lose(service, f"ended with {describe_exit(code)}", code)
+            elif service.watch is not None and service.watch.has_hung():
+                self._lose(service, f"did not answer for {service.spec.hang_timeout_s:g} s and was killed")
 
-    def _lose(self, child: Child, reason: str, code: int = 1) -> None:
-        """Plan the restart of a child that has ended. Raises ChildError when there is none left."""
+    def _lose(self, service: _Service, reason: str, code: int = 1) -> None:
+        """End a process that is of no use, and plan its restart. Raises ChildError when there is none left."""
+        child, policy = service.child, self._restarts.policy
+        assert child is not None
+        child.kill()
         lines = child.last_lines()
         # what it wrote last belongs before the news of its death
         self._pump_rest()
-        policy = self._restarts.policy
         within = f"{policy.limit} within {policy.window_s / 60:g} minutes"
         restart = self._restarts.grant(child.name) if self._is_serving else None
         if restart is None:
             if self._is_serving and policy.limit:
                 reason = f"{reason}, and was started again {within} already"
-            self._failure = self._error(reason, lines, code)
-        if child.exit_code() is not None:
-            self._children.remove(child)
-        self._watches.pop(child.name, None)
-        self._restarting.discard(child.name)
-        if restart is None:
-            assert self._failure is not None
+            # before the child goes: `check` finds one of the two
+            self._failure = self._error(child, reason, code)
+            service.child = None
             raise self._failure
+        service.child = service.watch = None
         self._listener.lost(
             child.name,
-            f"{reason}; lost: {child.spec.loss}; starting it again in {restart.delay_s:g} s "
+            f"{child.name} {reason}; lost: {child.spec.loss}; starting it again in {restart.delay_s:g} s "
             f"(restart {restart.number} of at most {within})",
             lines,
         )
         # what it started would hold its sockets and its memory
         self._end_orphans()
         child.spec.clean()
-        self._due[child.name] = time.monotonic() + restart.delay_s
+        service.due = time.monotonic() + restart.delay_s
 
-    def _error(self, reason: str, lines: tuple[str, ...], code: int) -> ChildError:
+    def _error(self, child: Child, reason: str, code: int) -> ChildError:
+        reason, lines = f"{child.name} {reason}", child.last_lines()
         if code == UNUSABLE_EXIT_CODE and not self._is_serving and lines:
             # its last line says what it cannot use, and what to do
             reason, lines = f"{reason}: {lines[-1]}", lines[:-1]
         return ChildError(reason, lines, code if code == UNUSABLE_EXIT_CODE else 1)
 
-    def _restart(self) -> None:
-        """Start the children whose pause is over, and check whether those that were started serve."""
-        for child in list(self._children):
-            if child.name not in self._restarting:
-                continue
-            if child.spec.is_ready():
-                self._restarting.remove(child.name)
-                self._serves(child.spec)
-            elif child.age_s() > child.spec.start_timeout_s:
-                child.kill()
-                self._lose(child, _late(child.spec))
-        for spec in self._specs:
-            if spec.name in self._due:
-                if time.monotonic() < self._due[spec.name]:
-                    return
-                del self._due[spec.name]
-                self._restarting.add(spec.name)
-                self._spawn(spec)
-            # the later ones need it
-            if spec.name in self._restarting:
-                return
-
     def _end_orphans(self) -> None:
         if self._not_ours is not None:
-            end_orphans({*self._not_ours, *(child.pid for child in self._children)})
+            end_orphans({*self._not_ours, *(child.pid for child in self._children())})
 
     def _pump(self) -> None:
-        """Show what children write, until the tick is over. Raises StopRequested and HardStop."""
+        """Show what children write, until the tick is over. Raises StopRequested."""
         deadline = time.monotonic() + self._tick_s
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(Empty):
                 self._show(self._inbox.get(timeout=left))
             if not self._stops.empty():
                 self._stops.get()
-                raise HardStop if self._is_stopping else StopRequested
+                raise StopRequested
 
     def _pump_rest(self) -> None:
         for _ in range(self._inbox.qsize()):
@@ -255,9 +231,9 @@ class Supervisor:
         """SIGTERM to the last started first, each with its deadline, then SIGKILL."""
         self._is_stopping = True
         try:
-            for child in reversed(self._children):
+            for child in reversed(self._children()):
                 self._stop(child)
-        except HardStop:
+        except StopRequested:
             self._hurry()
             return HARD_STOP_EXIT_CODE
         return 0
@@ -265,10 +241,10 @@ class Supervisor:
     def _hurry(self) -> None:
         """Give the children that may end clients' answers a moment for it; one more stop ends that too."""
         began = time.monotonic()
-        hurried = [child for child in self._children if child.spec.hurry_timeout_s]
+        hurried = [child for child in self._children() if child.spec.hurry_timeout_s]
         for child in hurried:
             child.terminate()
-        with contextlib.suppress(HardStop):
+        with contextlib.suppress(StopRequested):
             while any(
                 child.exit_code() is None and time.monotonic() < began + child.spec.hurry_timeout_s
                 for child in hurried
@@ -288,11 +264,3 @@ class Supervisor:
             self._pump()
         if code := child.exit_code():
             self._listener.message(f"{child.name} ended with {describe_exit(code)} while stopping")
-
-
-def _ended(child: Child, code: int) -> str:
-    return f"{child.name} ended with {describe_exit(code)}"
-
-
-def _late(spec: ChildSpec) -> str:
-    return f"{spec.name} did not become ready in {spec.start_timeout_s:g} s"
