@@ -12,9 +12,9 @@ import numpy as np
 from rich.console import Console
 
 from carrel.process.options import OptionError
+from carrel.serve.endpoints import runtime_dir
 from carrel.serve.one_shot import run_to_end
 from carrel.serve.process import ChildSpec
-from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.signals import sigterm_as_interrupt
 from carrel.texts import read_text
 

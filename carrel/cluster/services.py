@@ -20,9 +20,8 @@ from carrel.process.settings import Resolved, validate
 from carrel.serve.background import Background
 from carrel.serve.children import STORE_START_S, child_environment, worker_spec
 from carrel.serve.display import Listener
-from carrel.serve.endpoints import Endpoints
+from carrel.serve.endpoints import Endpoints, runtime_dir
 from carrel.serve.model import find_model
-from carrel.serve.runtime_dir import runtime_dir
 from kv_store.actor import MAX_CONCURRENCY, StoreActor
 from kv_store.config import StoreConfig
 

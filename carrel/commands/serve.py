@@ -16,12 +16,11 @@ from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
 from carrel.serve.children import check_specs, child_environment, child_specs, served_name
 from carrel.serve.display import Display
-from carrel.serve.endpoints import Endpoints, held_port
+from carrel.serve.endpoints import Endpoints, held_port, runtime_dir
 from carrel.serve.model import check_hub_model, find_model
 from carrel.serve.one_shot import run_checks
 from carrel.serve.options import ServeOptions
 from carrel.serve.restarts import RestartPolicy
-from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.supervisor import Supervisor
 
 VERBOSE_LEVELS = ("debug", "info")
@@ -62,6 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
             for line in ready_lines(facts, endpoints, needs_key=bool(options.all_keys)):
                 display.message(line)
 
-        run_checks(check_specs(model, texts, endpoints), environment)
+        run_checks(check_specs(specs), environment)
         supervisor = Supervisor(display, environment, RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)

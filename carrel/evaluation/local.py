@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from carrel.serve.background import Background
 from carrel.serve.children import child_environment, store_spec, worker_spec
 from carrel.serve.display import Listener
-from carrel.serve.endpoints import Endpoints
+from carrel.serve.endpoints import Endpoints, runtime_dir
 from carrel.serve.process import ChildSpec, adopting_orphans, end_orphans
-from carrel.serve.runtime_dir import runtime_dir
 from carrel.serve.signals import sigterm_as_interrupt
 
 

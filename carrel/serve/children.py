@@ -27,6 +27,7 @@ from gpu_worker.config import WorkerConfig
 from kv_store.config import StoreConfig
 
 STORE, WORKER, GATEWAY = "store", "worker", "gateway"
+CHECKS = {STORE: "kv_store.check", WORKER: "gpu_worker.startup", GATEWAY: "gateway.check"}
 # above the store's own limits, two tries of Ray and its actor: its own message names the cause
 STORE_START_S = 600.0
 # a large model may have to be downloaded and read first
@@ -55,17 +56,15 @@ def child_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> t
     )
 
 
-def check_specs(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> tuple[ChildSpec, ...]:
-    """Programs with the options of the three processes that end with 2, and a reason, where those would."""
-    checks = {
-        "kv_store.check": store_spec(texts, endpoints),
-        "gpu_worker.startup": worker_spec(model, texts, endpoints),
-        "gateway.check": gateway_spec(model, texts, endpoints),
-    }
-    return tuple(
-        replace(spec, argv=(*spec.argv[:MODULE_PLACE], module, *spec.argv[MODULE_PLACE + 1 :]))
-        for module, spec in checks.items()
-    )
+def other_program(spec: ChildSpec, module: str, own: Sequence[str] = ()) -> ChildSpec:
+    """A program that reads a process's options, does one thing and ends. own: its own words beside them."""
+    argv = (*spec.argv[:MODULE_PLACE], module, *spec.argv[MODULE_PLACE + 1 :], *own)
+    return replace(spec, name=module.rpartition(".")[2], argv=argv)
+
+
+def check_specs(specs: Sequence[ChildSpec]) -> list[ChildSpec]:
+    """Programs with the options of these processes that end with 2, and a reason, where those would."""
+    return [other_program(spec, CHECKS[spec.name]) for spec in specs]
 
 
 def store_spec(texts: Mapping[str, str], endpoints: Endpoints, hang_timeout_s: float = 0.0) -> ChildSpec:
@@ -88,7 +87,12 @@ def store_spec(texts: Mapping[str, str], endpoints: Endpoints, hang_timeout_s: f
 
 
 def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> ChildSpec:
-    config, argv = _command("gpu_worker", WorkerConfig, {**texts, **_worker_wiring(model, endpoints)})
+    wired = {
+        "model": model,
+        "listen": f"unix:{endpoints.worker_socket}",
+        "store": f"unix:{endpoints.store_socket}",
+    }
+    config, argv = _command("gpu_worker", WorkerConfig, {**texts, **wired})
     return ChildSpec(
         WORKER,
         argv,
@@ -98,22 +102,6 @@ def worker_spec(model: str, texts: Mapping[str, str], endpoints: Endpoints) -> C
         loss="the running requests",
         hang_timeout_s=config.hang_timeout_s,
     )
-
-
-def _worker_wiring(model: str, endpoints: Endpoints) -> dict[str, str]:
-    return {
-        "model": model,
-        "listen": f"unix:{endpoints.worker_socket}",
-        "store": f"unix:{endpoints.store_socket}",
-    }
-
-
-def measuring_spec(
-    module: str, model: str, texts: Mapping[str, str], endpoints: Endpoints, own: Sequence[str]
-) -> ChildSpec:
-    """A process with a worker's options that serves nobody, measures and ends. own: its own words beside them."""
-    _, argv = _command(module, WorkerConfig, {**texts, **_worker_wiring(model, endpoints)})
-    return ChildSpec(module.rpartition(".")[2], (*argv, *own), lambda: True, 0, 0)
 
 
 def gateway_spec(

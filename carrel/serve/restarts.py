@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from carrel.process.noted_errors import NotedErrors
 
 DEFAULT_LIMIT = 5
+# of a hang watch
+POLLS_PER_TIMEOUT = 10
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.3, 5.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,40 +28,18 @@ class RestartPolicy:
     first_delay_s: float = 1.0
     max_delay_s: float = 30.0
 
+    def grant(self, deaths: deque[float], now: float) -> float | None:
+        """Return the pause before the restart of a process that died now, in seconds; None when no restart is left.
 
-@dataclass(frozen=True)
-class Restart:
-    """The `number`-th restart within the window, to be made `delay_s` after the death."""
-
-    number: int
-    delay_s: float
-
-
-class Restarts:
-    """Counts restarts, each process on its own."""
-
-    def __init__(self, policy: RestartPolicy, clock: Callable[[], float] = time.monotonic) -> None:
-        self.policy = policy
-        self._clock = clock
-        self._deaths: dict[str, deque[float]] = defaultdict(deque)
-
-    def grant(self, child: str) -> Restart | None:
-        """The restart after a death that happened now; None when no restart is left."""
-        deaths, now = self._deaths[child], self._clock()
-        while deaths and now - deaths[0] >= self.policy.window_s:
+        deaths: when it died before, oldest first. Holds the deaths within the window afterwards, `now` too where a
+        restart is granted.
+        """
+        while deaths and now - deaths[0] >= self.window_s:
             deaths.popleft()
-        if len(deaths) >= self.policy.limit:
+        if len(deaths) >= self.limit:
             return None
         deaths.append(now)
-        delay_s = self.policy.first_delay_s * 2 ** (len(deaths) - 1)
-        return Restart(len(deaths), min(delay_s, self.policy.max_delay_s))
-
-
-POLLS_PER_TIMEOUT = 10
-LEAST_PAUSE_S, MOST_PAUSE_S = 0.3, 5.0
-
-
-log = logging.getLogger(__name__)
+        return min(self.first_delay_s * 2 ** (len(deaths) - 1), self.max_delay_s)
 
 
 class HangWatch:

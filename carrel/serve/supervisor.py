@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, Queue, SimpleQueue
 
 from carrel.errors import ChildError
@@ -20,7 +21,7 @@ from carrel.serve.process import (
     describe_exit,
     end_orphans,
 )
-from carrel.serve.restarts import HangWatch, RestartPolicy, Restarts
+from carrel.serve.restarts import HangWatch, RestartPolicy
 from carrel.serve.signals import STOP_SIGNALS, handling
 
 TICK_S = 0.1
@@ -41,6 +42,8 @@ class _Service:
     due: float = 0.0
     child: Child | None = None
     watch: HangWatch | None = None
+    # monotonic times
+    deaths: deque[float] = field(default_factory=deque)
 
 
 class Supervisor:
@@ -59,7 +62,7 @@ class Supervisor:
     ) -> None:
         self._listener = listener
         self._environment = environment
-        self._restarts = Restarts(restarts)
+        self._restarts = restarts
         self._tick_s = tick_s
         # not a SimpleQueue: its `get` may wait for ever when a signal interrupts it just before its timeout
         self._inbox: Queue[Line] = Queue()
@@ -163,15 +166,16 @@ class Supervisor:
 
     def _lose(self, service: _Service, reason: str, code: int = 1) -> None:
         """End a process that is of no use, and plan its restart. Raises ChildError when there is none left."""
-        child, policy = service.child, self._restarts.policy
+        child, policy = service.child, self._restarts
         assert child is not None
         child.kill()
         lines = child.last_lines()
         # what it wrote last belongs before the news of its death
         self._pump_rest()
         within = f"{policy.limit} within {policy.window_s / 60:g} minutes"
-        restart = self._restarts.grant(child.name) if self._is_serving else None
-        if restart is None:
+        now = time.monotonic()
+        delay_s = policy.grant(service.deaths, now) if self._is_serving else None
+        if delay_s is None:
             if self._is_serving and policy.limit:
                 reason = f"{reason}, and was started again {within} already"
             # before the child goes: `check` finds one of the two
@@ -181,14 +185,14 @@ class Supervisor:
         service.child = service.watch = None
         self._listener.lost(
             child.name,
-            f"{child.name} {reason}; lost: {child.spec.loss}; starting it again in {restart.delay_s:g} s "
-            f"(restart {restart.number} of at most {within})",
+            f"{child.name} {reason}; lost: {child.spec.loss}; starting it again in {delay_s:g} s "
+            f"(restart {len(service.deaths)} of at most {within})",
             lines,
         )
         # what it started would hold its sockets and its memory
         self._end_orphans()
         child.spec.clean()
-        service.due = time.monotonic() + restart.delay_s
+        service.due = now + delay_s
 
     def _error(self, child: Child, reason: str, code: int) -> ChildError:
         reason, lines = f"{child.name} {reason}", child.last_lines()

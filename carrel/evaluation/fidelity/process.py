@@ -14,7 +14,7 @@ from rich.console import Console
 from carrel.evaluation.cells import UNBUDGETED, is_tokens
 from carrel.evaluation.fidelity.report import Passage
 from carrel.evaluation.local import local_store, own_environment
-from carrel.serve.children import measuring_spec
+from carrel.serve.children import other_program, worker_spec
 from carrel.serve.one_shot import run_to_end
 
 MODULE = "gpu_worker.fidelity"
@@ -46,7 +46,7 @@ def measure(model: str, texts: Mapping[str, str], job: Job, notes: Console) -> l
         own = ["--job", str(job_file), "--out", str(out)]
         if job.limit_seconds is not None:
             own += ["--limit-seconds", f"{job.limit_seconds:.0f}"]
-        spec = measuring_spec(MODULE, model, texts, endpoints, own)
+        spec = other_program(worker_spec(model, texts, endpoints), MODULE, own)
         run_to_end(spec, own_environment(os.environ), notes)
         return _read(out, list(job.passages), notes)
 

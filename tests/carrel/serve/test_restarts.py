@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness, ki
 from waiting import wait_until
 
 from carrel.errors import ChildError
-from carrel.serve.restarts import HangWatch, Restart, RestartPolicy, Restarts
+from carrel.serve.restarts import HangWatch, RestartPolicy
 from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
 
 SOON = RestartPolicy(limit=3, first_delay_s=0.05)
@@ -249,14 +250,9 @@ def test_who_answers_again_in_time_or_is_not_watched_is_left_alone() -> None:
 
 
 def test_the_pause_doubles_up_to_a_cap_and_the_limit_counts_a_window() -> None:
-    now = 0.0
-    restarts = Restarts(RestartPolicy(limit=4, window_s=100.0, max_delay_s=5.0), lambda: now)
-    granted = []
-    for _ in range(5):
-        granted.append(restarts.grant("worker"))
-        now += 10.0
-    assert granted == [Restart(1, 1.0), Restart(2, 2.0), Restart(3, 4.0), Restart(4, 5.0), None]
-    assert restarts.grant("store") == Restart(1, 1.0)
+    policy, deaths = RestartPolicy(limit=4, window_s=100.0, max_delay_s=5.0), deque[float]()
+    granted = [policy.grant(deaths, now) for now in (0.0, 10.0, 20.0, 30.0, 40.0)]
+    assert granted == [1.0, 2.0, 4.0, 5.0, None]
     # two of the four are too long ago to count
-    now = 115.0
-    assert restarts.grant("worker") == Restart(3, 4.0)
+    assert policy.grant(deaths, 115.0) == 4.0
+    assert list(deaths) == [20.0, 30.0, 115.0]
