@@ -7,7 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_worker.kernels.rows import ArenaLayout, arena_offsets, gather_rows
+from gpu_worker.kernels.rows import ArenaLayout, arena_offsets
+from gpu_worker.row_format import row_word
 from gpu_worker.store.host_registration import (
     GRANULE_BYTES,
     HostRegistration,
@@ -23,6 +24,7 @@ class ArenaView:
     bytes: uint8 [arena bytes], of the host's memory but on the device. slab_tables: int32 [seats, L, I], the slabs
     that hold a seat's tokens, -1 for none; written in place, on the current stream. A device may touch the bytes of
     slabs in the table only. host: the same bytes for copies. granule_bytes: no copy may cross a multiple of it.
+    used_bytes: of a slab's rows, its first bytes. word: the widest type of which a row is a whole number.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class ArenaView:
         self.layout = layout
         self.num_kv_heads = num_kv_heads
         self.num_slabs = mapping.nbytes // layout.slab_bytes
+        self.used_bytes = num_kv_heads * layout.tokens_per_slab * layout.row_format.row_bytes
+        self.word = row_word(layout.row_format.row_bytes)
         self._registration = registration
         self._device = device
         # Written outside inference mode too: an aborted request leaves between two steps.
@@ -86,18 +90,6 @@ class ArenaView:
         every = positions[:, None].expand(-1, num_layers).reshape(-1, 1, 1).expand(-1, self.num_kv_heads, 1)
         found = arena_offsets(self.layout, self.num_slabs, self.slab_tables.flatten(0, 1), rows, every)
         return found.view(-1, num_layers, self.num_kv_heads)
-
-    def read(self, seat: int, layer: int, rows: Tensor, num_tokens: int) -> None:
-        """Copy a seat's first tokens of a layer to rows [H_kv, n, 2d] of the arena's type; its heads may be any whole
-        number of rows apart."""
-        num_heads, width = rows.shape[0], rows.stride(0) // rows.stride(1)
-        # All that lies between the first head's first row and the last one's last.
-        every = rows.as_strided(((num_heads - 1) * width + rows.shape[1], rows.shape[2]), rows.stride()[1:])
-        positions = torch.arange(num_tokens, device=self._device).expand(1, num_heads, -1)
-        seats = torch.tensor([seat], device=self._device)
-        offsets = arena_offsets(self.layout, self.num_slabs, self.slab_tables[:, layer], seats, positions)
-        slots = positions + width * torch.arange(num_heads, device=self._device)[:, None]
-        gather_rows(self.bytes, offsets.flatten(), every, slots.flatten())
 
     def close(self) -> None:
         """Release the bytes; call it before the client unmaps them."""

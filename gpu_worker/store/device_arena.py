@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +12,12 @@ from torch import Tensor
 from gpu_worker.device import Mark
 from gpu_worker.errors import ConfigError
 from gpu_worker.store.arena import ArenaView, map_arena
-from gpu_worker.store.host_registration import RegistrationFailed
+from gpu_worker.store.host_registration import RegistrationFailed, allow_locking, too_low
 from gpu_worker.store.kv_meter import Fallback, KVMeter
-from gpu_worker.store.layer_copies import LayerReader, LayerWriter
+from gpu_worker.store.layer_copies import LayerCopies
 from kv_store.client import StoreClient
 
 logger = logging.getLogger(__name__)
-
-MEMLOCK_REMEDY = (
-    "raise it (`ulimit -l unlimited`; LimitMEMLOCK=infinity of a systemd service; `ulimits: {memlock: -1}` of a "
-    "container), or give --transport shm, which locks nothing and is slower"
-)
 
 
 class DeviceArena:
@@ -45,8 +39,7 @@ class DeviceArena:
         self._meter = meter
         self._is_refused = num_seats == 0
         self.view: ArenaView | None = None
-        self._writer: LayerWriter | None = None
-        self._reader: LayerReader | None = None
+        self._copies: LayerCopies | None = None
         self.map()
         if self._is_refused and num_seats and (reason := too_low(client.arena.nbytes)):
             raise ConfigError(f"the arena of the KV store cannot be given to the device: {reason}")
@@ -54,7 +47,7 @@ class DeviceArena:
     @property
     def copies_aside(self) -> bool:
         """Return whether `write` copies on a side stream, and returns before the copies are done."""
-        return self._writer is not None
+        return self._copies is not None and self._device.type == "cuda"
 
     @property
     def copies_cheaply(self) -> bool:
@@ -76,9 +69,7 @@ class DeviceArena:
         except RegistrationFailed as error:
             self._refuse(error)
             return
-        if self._device.type == "cuda":
-            self._writer = LayerWriter(self.view, self._device)
-            self._reader = LayerReader(self.view, self._device)
+        self._copies = LayerCopies(self.view, self._device)
 
     def _refuse(self, error: RegistrationFailed) -> None:
         reason = too_low(self._client.arena.nbytes)
@@ -95,7 +86,7 @@ class DeviceArena:
         """Release the view once the device is done with it; before the client unmaps the arena."""
         if self.view is not None:
             self.view.close()
-        self.view = self._writer = self._reader = None
+        self.view = self._copies = None
 
     def adopt(self, seat: int, slabs: npt.NDArray[np.int32], layer_begin: int = 0) -> None:
         """See `ArenaView.adopt`; the view is dropped if CUDA does not register the memory."""
@@ -112,48 +103,19 @@ class DeviceArena:
             self.view.forget(seat)
 
     def write(self, rows: Tensor, slabs: npt.NDArray[np.int32]) -> Mark | None:
-        """See `LayerWriter.write`; None where the host must write."""
-        return None if self._writer is None else self._writer.write(rows, slabs)
+        """See `LayerCopies.write`; None where the host must write."""
+        return self._copies.write(rows, slabs) if self._copies and self.copies_aside else None
 
-    def read(
-        self, seat: int, layer: int, slabs: npt.NDArray[np.int32], rows: Tensor, free: Mark | None
-    ) -> Mark | None:
-        """Start to fill rows [H_kv, n, 2d] with a seat's first tokens of a layer, which fill these slabs; None where
-        the host must read. free: from when on rows may be written."""
-        if self._reader is not None:
-            return self._reader.read(slabs, rows, free)
-        if self.view is None:
-            return None
-        self.view.read(seat, layer, rows, rows.shape[1])
-        return Mark(self._device)
+    def read(self, slabs: npt.NDArray[np.int32], rows: Tensor, free: Mark | None) -> Mark | None:
+        """See `LayerCopies.read`; None where the host must read."""
+        return self._copies.read(slabs, rows, free) if self._copies else None
 
     def wait_for_writes(self) -> None:
         """Let the host wait until `write` has written everything."""
-        if self._writer is not None:
-            self._writer.wait()
+        if self._copies is not None:
+            self._copies.wait_for_writes()
 
     def wait(self) -> None:
         """Let the host wait for the rows that decode steps write."""
         if self.view is not None:
             Mark(self._device).wait()
-
-
-def allow_locking(num_bytes: int) -> None:
-    """Raise the soft limit as far as needed and as the hard one allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if _covers(soft, num_bytes) or soft == hard:
-        return
-    wanted = num_bytes if _covers(hard, num_bytes) and hard != resource.RLIM_INFINITY else hard
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (wanted, hard))
-
-
-def too_low(num_bytes: int) -> str | None:
-    """Return the limit and how to raise it, if it is below so many bytes; else None."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if _covers(soft, num_bytes):
-        return None
-    return f"the memlock limit is {soft} bytes, the arena has {num_bytes}: {MEMLOCK_REMEDY}"
-
-
-def _covers(limit: int, num_bytes: int) -> bool:
-    return limit == resource.RLIM_INFINITY or limit >= num_bytes

@@ -1,10 +1,12 @@
-"""Host memory that a GPU may read and write itself, registered with CUDA a granule at a time."""
+"""Host memory that a GPU may read and write itself, registered with CUDA a granule at a time, within the memlock
+limit."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import logging
+import resource
 import threading
 from collections.abc import Callable
 
@@ -19,6 +21,10 @@ logger = logging.getLogger(__name__)
 GRANULE_BYTES = 128 << 20
 # madvise: have the kernel give a mapping its pages now. Since Linux 5.14.
 POPULATE_WRITE = 23
+MEMLOCK_REMEDY = (
+    "raise it (`ulimit -l unlimited`; LimitMEMLOCK=infinity of a systemd service; `ulimits: {memlock: -1}` of a "
+    "container), or give --transport shm, which locks nothing and is slower"
+)
 
 
 class RegistrationFailed(Exception):
@@ -158,3 +164,24 @@ class _DeviceMemory:
             "data": (mapping.ctypes.data, False),
             "version": 3,
         }
+
+
+def allow_locking(num_bytes: int) -> None:
+    """Raise the soft limit as far as needed and as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if _covers(soft, num_bytes) or soft == hard:
+        return
+    wanted = num_bytes if _covers(hard, num_bytes) and hard != resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (wanted, hard))
+
+
+def too_low(num_bytes: int) -> str | None:
+    """Return the limit and how to raise it, if it is below so many bytes; else None."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if _covers(soft, num_bytes):
+        return None
+    return f"the memlock limit is {soft} bytes, the arena has {num_bytes}: {MEMLOCK_REMEDY}"
+
+
+def _covers(limit: int, num_bytes: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= num_bytes

@@ -86,7 +86,7 @@ class Offloader:
         # All layers' at once: what is known was written before, so that its memory is registered.
         self._adopt(sequence, extent, len(extent.slabs))
         num_slabs, shared = extent.shared // self.client.tokens_per_slab, rows[:, : extent.shared]
-        read = self.arena.read(sequence.seat, layer, extent.slabs[layer, :num_slabs], shared, free)
+        read = self.arena.read(extent.slabs[layer, :num_slabs], shared, free)
         if read is None:
             if free is not None:
                 free.hold()

@@ -11,8 +11,8 @@ from offload_rig import FULL, attached
 
 from gpu_worker.errors import ConfigError
 from gpu_worker.store import device_arena
-from gpu_worker.store.device_arena import DeviceArena, allow_locking, too_low
-from gpu_worker.store.host_registration import RegistrationFailed
+from gpu_worker.store.device_arena import DeviceArena
+from gpu_worker.store.host_registration import RegistrationFailed, allow_locking, too_low
 from gpu_worker.store.kv_meter import Fallback, KVMeter
 
 CPU = torch.device("cpu")

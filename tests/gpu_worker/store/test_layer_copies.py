@@ -8,7 +8,7 @@ import torch
 from offload_rig import FULL, LOOSE, SLAB_BYTES, as_bytes, attached, random_rows, view_of
 
 from gpu_worker.device import Mark
-from gpu_worker.store.layer_copies import LayerReader, LayerWriter, contiguous_runs
+from gpu_worker.store.layer_copies import LayerCopies, contiguous_runs
 from kv_store.client import Layout, RowFormat, RowsWanted
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -23,7 +23,7 @@ def test_the_arena_holds_what_the_host_would_have_put(
 ) -> None:
     with attached(layout, num_slabs=64) as (_, client):
         view = view_of(client, device, granule_slabs=4)
-        writer = LayerWriter(view, device, stage_slabs * SLAB_BYTES)
+        writer = LayerCopies(view, device, stage_slabs * SLAB_BYTES)
         # Sequences that grow in turn: no layer's slabs are all in a row.
         for name in ("mine", "theirs"):
             client.begin(name, 0)
@@ -60,7 +60,7 @@ def test_copies_run_beside_the_stream_and_see_what_was_queued_before() -> None:
     device = torch.device("cuda")
     with attached(layout, num_slabs=8192) as (_, client):
         view = view_of(client, device, granule_slabs=8192, max_slabs=8192)
-        writer = LayerWriter(view, device, 64 * SLAB_BYTES)
+        writer = LayerCopies(view, device, 64 * SLAB_BYTES)
         table = client.begin("a", 4000).slab_table
         view.adopt(0, table)
         rows = torch.zeros(8, 4000, 256, dtype=torch.bfloat16, device=device)
@@ -112,7 +112,7 @@ def test_rows_come_back_as_they_were_put(
             table = client.reserve("mine", reserved)
         view = view_of(client, device, granule_slabs=4)
         view.adopt(0, table)
-        reader = LayerReader(view, device, stage_slabs * SLAB_BYTES)
+        reader = LayerCopies(view, device, stage_slabs * SLAB_BYTES)
         # Behind the prefix there is room for what is computed, between heads too.
         rows = torch.zeros(layout.num_kv_heads, num_tokens + 7, 2 * layout.row_format.head_dim, device=device)
         rows = rows.to(random_rows(layout, 1).dtype)
@@ -137,7 +137,7 @@ def test_reading_runs_beside_the_stream_behind_what_was_queued_before() -> None:
         expected = random_rows(layout, num_tokens)
         client.put("a", 0, 0, as_bytes(expected))
         rows = torch.zeros(8, num_tokens, 256, dtype=torch.bfloat16, device=device)
-        reader = LayerReader(view, device, 64 * SLAB_BYTES)
+        reader = LayerCopies(view, device, 64 * SLAB_BYTES)
         torch.cuda._sleep(200_000_000)
         rows += 3
         mark = reader.read(table[0], rows)
@@ -157,6 +157,6 @@ def test_a_rows_words_may_be_of_four_bytes() -> None:
         expected = random_rows(layout, client.tokens_per_slab)
         client.put("a", 0, 0, as_bytes(expected))
         rows = torch.zeros_like(expected)
-        assert LayerReader(view, torch.device("cpu")).read(table[0], rows).is_reached
+        assert LayerCopies(view, torch.device("cpu")).read(table[0], rows).is_reached
         assert np.array_equal(as_bytes(rows), as_bytes(expected))
         view.close()
