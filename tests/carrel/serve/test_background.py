@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -28,59 +27,33 @@ path.with_suffix(".new").write_text(str(os.getpid()))
 path.with_suffix(".new").rename(path)
 time.sleep(600)
 """
-IGNORES = SERVES.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
 
 
-def spec(program: str, mark: Path, stop_s: float = PATIENCE, start_s: float = PATIENCE) -> ChildSpec:
-    return ChildSpec("worker", (sys.executable, "-c", program, str(mark)), mark.exists, start_s, stop_s)
+def spec(program: str, mark: Path) -> ChildSpec:
+    return ChildSpec("worker", (sys.executable, "-c", program, str(mark)), mark.exists, PATIENCE, PATIENCE)
 
 
 def never(error: ChildError) -> None:
     raise AssertionError(error)
 
 
-def start(
-    program: str, mark: Path, on_death: Callable[[ChildError], None] = never, stop_s: float = PATIENCE
-) -> Background:
-    return Background((spec(program, mark, stop_s),), dict(os.environ), Listener(), on_death)
+def start(program: str, mark: Path, on_death: Callable[[ChildError], None] = never) -> Background:
+    return Background((spec(program, mark),), dict(os.environ), Listener(), on_death)
 
 
 @pytest.mark.parametrize(
-    ("program", "stop_s"), [(SERVES, PATIENCE), (IGNORES, 0.2)], ids=["drains", "is killed"]
-)
-def test_it_serves_until_it_is_stopped(tmp_path: Path, program: str, stop_s: float) -> None:
-    worker = start(program, tmp_path / "mark", stop_s=stop_s)
-    worker.wait_ready()
-    pid = int((tmp_path / "mark").read_text())
-    worker.stop()
-    assert not psutil.pid_exists(pid)
-
-
-@pytest.mark.parametrize(
-    ("program", "start_s", "environment", "message", "last_words"),
+    ("program", "environment", "message", "last_words"),
     [
-        (
-            "import sys; sys.exit('no such model')",
-            PATIENCE,
-            {},
-            "worker ended with code 1",
-            ("no such model",),
-        ),
-        (SERVES, PATIENCE, {"LONG": "x" * (4 << 20)}, "worker cannot be started: .*too long", ()),
-        ("import time; time.sleep(600)", 0.1, {}, r"did not become ready in 0\.1 s", ()),
+        ("import sys; sys.exit('no such model')", {}, "worker ended with code 1", ("no such model",)),
+        (SERVES, {"LONG": "x" * (4 << 20)}, "worker cannot be started: .*too long", ()),
     ],
-    ids=["ends", "cannot start", "is never ready"],
+    ids=["ends", "cannot start"],
 )
 def test_one_that_does_not_come_up_is_told(
-    tmp_path: Path,
-    program: str,
-    start_s: float,
-    environment: dict[str, str],
-    message: str,
-    last_words: tuple[str, ...],
+    tmp_path: Path, program: str, environment: dict[str, str], message: str, last_words: tuple[str, ...]
 ) -> None:
-    late = spec(program, tmp_path / "mark", start_s=start_s)
-    worker = Background((late,), {**os.environ, **environment}, Listener(), never)
+    one = spec(program, tmp_path / "mark")
+    worker = Background((one,), {**os.environ, **environment}, Listener(), never)
     with pytest.raises(ChildError, match=message) as caught:
         worker.wait_ready()
     assert caught.value.lines == last_words
@@ -103,25 +76,6 @@ def test_its_death_is_told_to_one_who_may_then_clean_up(tmp_path: Path) -> None:
     assert "signal SIGKILL" in str(told[0])
     with pytest.raises(ChildError, match="signal SIGKILL"):
         worker.check()
-
-
-def test_several_start_in_order_and_are_stopped_in_the_reverse_order(tmp_path: Path) -> None:
-    notes = "import signal, sys\nprint('starts', sys.argv[1], flush=True)\n" + SERVES.replace(
-        "lambda *_: sys.exit(0)", "lambda *_: (print('ends', sys.argv[1], flush=True), sys.exit(0))"
-    )
-    lines: list[str] = []
-
-    class Lines(Listener):
-        def line(self, child: str, text: str) -> None:
-            lines.append(text.replace(str(tmp_path), ""))
-
-    specs = [spec(notes, tmp_path / name) for name in ("first", "second")]
-    specs = [replace(each, name=name) for each, name in zip(specs, ("first", "second"), strict=True)]
-    both = Background(specs, dict(os.environ), Lines())
-    both.wait_ready()
-    both.check()
-    both.stop()
-    assert lines == ["starts /first", "starts /second", "ends /second", "ends /first"]
 
 
 def test_what_is_read_after_the_end_is_shown(tmp_path: Path) -> None:

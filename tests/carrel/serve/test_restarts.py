@@ -13,12 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_supervisor import STUBBORN, WELL_BEHAVED, WITH_GRANDCHILD, Harness, kill
+from test_supervisor import WELL_BEHAVED, WITH_GRANDCHILD, Harness, kill
 from waiting import wait_until
 
 from carrel.errors import ChildError
 from carrel.serve.restarts import HangWatch, RestartPolicy
-from carrel.serve.supervisor import HARD_STOP_EXIT_CODE
 
 SOON = RestartPolicy(limit=3, first_delay_s=0.05)
 # started a second time it never gets ready
@@ -154,20 +153,6 @@ def test_a_signal_during_a_restart_drains(harness: Harness, number: signal.Signa
     assert harness.output.getvalue().count("worker: starting") == (2 if moment == "start" else 1)
     wanted = ["stop gateway", *(["stop worker"] if moment == "start" else []), "stop store"]
     assert harness.log()[-len(wanted) :] == wanted
-    assert harness.left() == []
-
-
-def test_a_second_signal_during_a_restart_kills(harness: Harness) -> None:
-    harness.restarts = RestartPolicy(first_delay_s=600.0)
-
-    def act() -> None:
-        kill("worker")
-        wait_until(lambda: "SIGKILL" in harness.output.getvalue())
-        os.kill(os.getpid(), signal.SIGINT)
-        wait_until(lambda: "stop gateway" in harness.log())
-
-    specs = harness.specs(gateway=STUBBORN)
-    assert harness.run(*specs, at_ready=meanwhile(act, signal.SIGINT)) == HARD_STOP_EXIT_CODE
     assert harness.left() == []
 
 

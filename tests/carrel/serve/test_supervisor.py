@@ -46,6 +46,7 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_n
 """
     + WELL_BEHAVED
 )
+SLEEPS = "import time; time.sleep(600)"
 FAILS = "import sys; print('error: no such model', file=sys.stderr); sys.exit({code})"
 
 
@@ -144,32 +145,33 @@ def test_a_signal_drains_in_reverse_order_and_ends_with_zero(
     assert harness.left() == []
 
 
-@pytest.mark.parametrize(("code", "expected"), [(2, 2), (1, 1), (7, 1)])
-def test_a_child_that_fails_to_start_is_reported_and_ends_the_others(
-    harness: Harness, code: int, expected: int
+@pytest.mark.parametrize(
+    ("worker", "message", "lines", "exit_code"),
+    [
+        # a refusal of the configuration is told in one line
+        (FAILS.format(code=2), "worker ended with code 2: error: no such model", (), 2),
+        (FAILS.format(code=1), "worker ended with code 1", ("error: no such model",), 1),
+        (FAILS.format(code=7), "worker ended with code 7", ("error: no such model",), 1),
+        (SLEEPS, "worker did not become ready in 0.3 s", (), 1),
+        (WELL_BEHAVED, "worker ended with signal SIGKILL", (), 1),
+    ],
+    ids=["refuses", "fails", "fails oddly", "is late", "is killed while serving"],
+)
+def test_a_child_that_ends_by_itself_or_is_late_ends_the_others(
+    harness: Harness, worker: str, message: str, lines: tuple[str, ...], exit_code: int
 ) -> None:
+    specs = harness.specs(worker=worker)
+    if worker == SLEEPS:
+        specs[1] = replace(specs[1], start_timeout_s=0.3)
     with pytest.raises(ChildError) as caught:
-        harness.run(*harness.specs(worker=FAILS.format(code=code)))
-    assert caught.value.exit_code == expected
-    # a refusal of the configuration is told in one line
-    refusal, lines = (": error: no such model", ()) if code == 2 else ("", ("error: no such model",))
-    assert (str(caught.value), caught.value.lines) == (f"worker ended with code {code}{refusal}", lines)
-    assert harness.output.getvalue().count("error: no such model") == 1
-    assert harness.log() == ["start store", "stop store"]
-    assert harness.left() == []
-
-
-def test_without_restarts_a_child_killed_while_serving_ends_the_whole(harness: Harness) -> None:
-    with pytest.raises(ChildError, match="worker ended with signal SIGKILL") as caught:
-        harness.run(*harness.specs(), at_ready=lambda: kill("worker"))
-    assert caught.value.exit_code == 1
-    assert harness.log()[-2:] == ["stop gateway", "stop store"]
-    assert harness.left() == []
-
-
-def test_a_child_that_never_gets_ready_meets_its_deadline(harness: Harness) -> None:
-    with pytest.raises(ChildError, match=r"worker did not become ready in 0\.3 s"):
-        harness.run(harness.spec("worker", "import time; time.sleep(600)", start_timeout_s=0.3))
+        harness.run(*specs, at_ready=lambda: kill("worker"))
+    error = caught.value
+    assert (str(error), error.lines, error.exit_code) == (message, lines, exit_code)
+    assert harness.output.getvalue().count("error: no such model") == ("no such model" in worker)
+    log = harness.log()
+    assert [line for line in log if line.startswith("stop")] == (
+        ["stop gateway", "stop store"] if "ready" in log else ["stop store"]
+    )
     assert harness.left() == []
 
 
@@ -181,18 +183,11 @@ def test_a_stubborn_child_is_killed_after_its_deadline(harness: Harness) -> None
     assert harness.left() == []
 
 
-def test_a_second_signal_stops_at_once(harness: Harness) -> None:
-    # the gateway answers SIGTERM by signalling us again, and goes on running
-    again = STUBBORN.replace("    pass", "    import os; os.kill(os.getppid(), signal.SIGINT)")
-    specs = [harness.spec("store", WELL_BEHAVED), harness.spec("gateway", again, stop_timeout_s=600.0)]
-    assert harness.run(*specs, send=signal.SIGINT) == HARD_STOP_EXIT_CODE
-    assert "stop store" not in harness.log()
-    assert harness.left() == []
-
-
 @pytest.mark.parametrize("hurry_timeout_s", [0.0, PATIENCE])
-def test_a_second_signal_lets_a_gateway_end_its_streams(harness: Harness, hurry_timeout_s: float) -> None:
-    # signals us at its first SIGTERM, notes the second and ends
+def test_a_second_signal_stops_at_once_but_lets_a_gateway_end_its_streams(
+    harness: Harness, hurry_timeout_s: float
+) -> None:
+    # signals us at its first SIGTERM, and goes on until the second, which it notes
     again = STUBBORN.replace(
         "    pass",
         "    signal.signal(signal.SIGTERM, hurry); import os; os.kill(os.getppid(), signal.SIGINT)",
@@ -204,6 +199,12 @@ def test_a_second_signal_lets_a_gateway_end_its_streams(harness: Harness, hurry_
     assert (harness.folder / "hurried").exists() == bool(hurry_timeout_s)
     assert "stop store" not in harness.log()
     assert harness.left() == []
+
+
+def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
+    script = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    assert harness.run(*harness.specs(worker=script)) == 0
+    assert harness.log() == ["start store", "stop store"]
 
 
 @pytest.fixture
@@ -222,12 +223,6 @@ def test_a_signal_that_interrupts_a_wait_does_not_prolong_it(harness: Harness, s
     )
     assert harness.run(harness.spec("store", interrupts)) == 0
     assert "waited in vain" not in harness.output.getvalue()
-
-
-def test_a_signal_while_loading_stops_too(harness: Harness) -> None:
-    script = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
-    assert harness.run(*harness.specs(worker=script)) == 0
-    assert harness.log() == ["start store", "stop store"]
 
 
 @pytest.mark.parametrize("ending", ["drain", "death"])
@@ -262,10 +257,3 @@ harness.run(harness.spec("store", STUBBORN), at_ready=lambda: os.kill(os.getpid(
     assert ended.returncode == -signal.SIGKILL
     # the kernel sends the signal at once; the process needs a moment to be gone
     wait_until(lambda: harness.left() == [])
-
-
-def test_lines_of_a_starting_child_are_held_until_it_serves(harness: Harness) -> None:
-    script = "import sys; print('warning: slow pages', file=sys.stderr, flush=True)\n" + WELL_BEHAVED
-    harness.run(harness.spec("store", script), at_ready=lambda: time.sleep(0.2), send=signal.SIGTERM)
-    text = harness.output.getvalue()
-    assert text.count("warning: slow pages") == 1
