@@ -59,16 +59,6 @@ def test_a_run_is_the_tightest_free_one() -> None:
     assert allocator.longest_run(np.array([5, 6, 15])) == 7
 
 
-def test_shared_slabs_live_until_the_last_reference() -> None:
-    allocator = SlabAllocator(4)
-    slabs = allocator.allocate(1, 2)[0]
-    allocator.retain(slabs)
-    allocator.release(slabs)
-    assert allocator.num_used == 2
-    allocator.release(slabs)
-    assert allocator.num_used == 0
-
-
 def test_misuse_is_refused() -> None:
     allocator = SlabAllocator(4)
     slabs = allocator.allocate(1, 1)[0]

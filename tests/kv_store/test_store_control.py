@@ -84,16 +84,6 @@ def test_reserve_grows_once_and_repeats_safely(store: Store, state: StoreState) 
     assert (open_with(store, state.epoch, "a", 1) == grown).all()
 
 
-def test_full_slabs_are_immutable(store: Store, state: StoreState) -> None:
-    open_with(store, state.epoch, "a", 64)
-    store.seal(state.epoch, "w", "a", 40, 0, 2)
-    one = [random_rows(LAYOUT, 1).tobytes()]
-    writer = RowWriter(state)
-    with pytest.raises(InvalidStoreRequest, match="immutable"):
-        writer.put(state.epoch, "w", PutTarget("a", 0, 31, 1), one)
-    writer.put(state.epoch, "w", PutTarget("a", 0, 40, 1), one)
-
-
 def test_rows_that_arrive_after_a_release_reach_nobody_else(store: Store, state: StoreState) -> None:
     open_with(store, state.epoch, "a", 32)
     taken: list[int] = []
@@ -132,10 +122,12 @@ def test_silence_ends_a_lease(store: Store, state: StoreState, clock: Clock) -> 
     clock.now += 9.0
     store.heartbeat(state.epoch, "v")
     clock.now += 2.0
-    assert store.reap() == 1
-    assert [sequence.worker_id for sequence in store.stats().sequences] == ["v"]
-    with pytest.raises(StaleEpoch, match="attach again"):
-        store.reserve(state.epoch, "w", "a", 64)
+    # also before the reaper ran
+    for num_reaped in (1, 0):
+        with pytest.raises(StaleEpoch, match="attach again"):
+            store.reserve(state.epoch, "w", "a", 64)
+        assert store.reap() == num_reaped
+        assert [sequence.worker_id for sequence in store.stats().sequences] == ["v"]
     end(store, state.epoch, "b", "v")
     clock.now += 11.0
     assert store.reap() == 1
@@ -173,22 +165,6 @@ def test_what_cannot_be_listed_is_freed_all_the_same(
     with pytest.raises(MemoryError):
         store.end(state.epoch, "w", [kept, SequenceEnd("b")])
     assert (store.stats().num_sequences, store.stats().reserved_bytes) == (0, 0)
-
-
-def test_an_expired_worker_is_refused_even_before_the_reaper_ran(
-    store: Store, state: StoreState, clock: Clock
-) -> None:
-    clock.now += 10.5
-    with pytest.raises(StaleEpoch):
-        open_with(store, state.epoch, "a", 0)
-
-
-def test_attaching_again_drops_the_earlier_life(store: Store, state: StoreState) -> None:
-    store.attach("w", LAYOUT, 8)
-    open_with(store, state.epoch, "a", 64)
-    store.attach("w", LAYOUT, 8)
-    assert store.stats().num_sequences == 0
-    assert store.stats().reserved_bytes == SLAB_BYTES
 
 
 def test_layouts_must_agree_while_anyone_is_attached(store: Store, state: StoreState, clock: Clock) -> None:

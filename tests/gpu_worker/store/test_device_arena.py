@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import resource
 
 import pytest
@@ -84,31 +85,23 @@ def test_a_low_limit_that_nobody_minds_is_no_hindrance(monkeypatch: pytest.Monke
         assert DeviceArena(client, 2, 256, CPU, KVMeter()).view is not None
 
 
-def test_memory_refused_for_another_reason_goes_through_the_host_and_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("limit", "remedy"),
+    [(resource.RLIM_INFINITY, ""), (65536, "; the memlock limit is 65536 bytes, .*ulimit -l.*")],
+)
+def test_memory_that_is_refused_later_on_is_said_once_with_the_remedy_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: int, remedy: str
 ) -> None:
-    Limits(monkeypatch, resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(device_arena, "map_arena", refuse)
+    Limits(monkeypatch, limit, limit)
     meter = KVMeter()
     with attached(FULL, num_slabs=64) as (_, client), caplog.at_level(logging.WARNING):
         arena = DeviceArena(client, 2, 256, CPU, meter)
-        arena.map()
-    assert arena.view is None
-    assert meter.fallbacks[Fallback.THROUGH_HOST] == 1
-    assert [record.getMessage() for record in caplog.records] == [
-        "rows of the KV store go through the host, which is slower: CUDA has no memory"
-    ]
-
-
-def test_a_refusal_later_on_names_the_limit_and_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    Limits(monkeypatch, 65536, 65536)
-    with attached(FULL, num_slabs=64) as (_, client), caplog.at_level(logging.WARNING):
-        arena = DeviceArena(client, 2, 256, CPU, KVMeter())
         arena.close()
         monkeypatch.setattr(device_arena, "map_arena", refuse)
-        arena.map()
+        for _ in range(2):
+            arena.map()
     assert arena.view is None
+    assert meter.fallbacks[Fallback.THROUGH_HOST] == 1
     (record,) = caplog.records
-    assert "ulimit -l" in record.getMessage()
+    said = "rows of the KV store go through the host, which is slower: CUDA has no memory"
+    assert re.fullmatch(said + remedy, record.getMessage())

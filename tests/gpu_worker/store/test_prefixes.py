@@ -95,15 +95,6 @@ def test_what_another_is_still_computing_is_not_shared() -> None:
     rig.check_empty()
 
 
-def test_who_has_another_key_shares_nothing() -> None:
-    rig = reusing()
-    mine = replace(asked("mine", "pqcache", DOCUMENT), prefix_salt=b"me")
-    theirs = replace(asked("theirs", "pqcache", DOCUMENT), prefix_salt=b"them")
-    again = replace(asked("again", "pqcache", DOCUMENT), prefix_salt=b"me")
-    cached = [rig.run(one)[0].usage.cached_tokens for one in (mine, theirs, again)]
-    assert cached == [0, 0, 256]
-
-
 def test_a_question_after_the_context_may_share_the_context() -> None:
     prompt = DOCUMENT + random_prompt(40, seed=3)
     cold = tokens_alone(asked("cold", "pqcache", prompt, num_prefill=300))

@@ -62,24 +62,6 @@ def test_another_callers_crowd_leaves_what_a_caller_has(rig: Rig, salt: bytes) -
     assert (cached(rig, asked("2", CHAT)) == 256) is (salt != b"me")
 
 
-def test_the_next_turn_takes_the_place_of_the_last(rig: Rig) -> None:
-    for turn in range(3):
-        prompt = random_prompt(260, seed=turn)
-        rig.run(asked(f"{turn}", prompt, "a chat"))
-    assert rig.client.stats().num_sessions == 1  # type: ignore[attr-defined]
-    crowd(rig)
-    assert cached(rig, asked("again", random_prompt(260, seed=2), "a chat")) == 256
-    assert cached(rig, asked("before", random_prompt(260, seed=1))) == 0
-
-
-def test_more_conversations_than_fit_keep_nobody_out(rig: Rig) -> None:
-    for number in range(2 * NUM_PROMPTS):
-        record = rig.run(asked(f"{number}", random_prompt(260, seed=number), f"chat {number}"))[0]
-        assert len(record.tokens) == 4
-    assert cached(rig, asked("last", random_prompt(260, seed=2 * NUM_PROMPTS - 1))) == 256
-    assert cached(rig, asked("first", random_prompt(260, seed=0))) == 0
-
-
 def test_a_session_changes_no_answer(rig: Rig) -> None:
     plain = rig.tokens(asked("plain", CHAT))
     assert rig.tokens(asked("named", CHAT, "a chat")) == plain
@@ -163,16 +145,6 @@ def test_a_dropped_session_comes_back_with_a_later_request_only(
     later = replace(asked("later", CHAT + random_prompt(130, seed=2), "a chat"), policy=policy)
     assert cached(rig, later) == 0
     assert [held.tokens for held in sessions.list(b"me")] == [384]
-
-
-def test_a_session_that_is_dropped_before_it_is_listed_is_never_listed(rig: Rig) -> None:
-    sessions = rig.runner.offloader.sessions
-    rig.submit(asked("first", CHAT, "a chat"))
-    rig.step_to("first", Status.PREFILL)
-    assert not sessions.drop(b"me", "a chat")
-    rig.drain()
-    assert sessions.list(b"me") == ()
-    assert cached(rig, asked("other", CHAT)) == 0
 
 
 def test_without_the_store_a_caller_is_told_so() -> None:
