@@ -108,13 +108,10 @@ def make_request(cell: Cell, question: Question, is_measured: bool) -> gpu_worke
 
 def make_budget(budget: float | None) -> gpu_worker_pb2.Budget:
     """The cell's budget; all where it has none."""
-    if budget is None:
-        return gpu_worker_pb2.Budget(share=1.0)
-    return (
-        gpu_worker_pb2.Budget(tokens=int(budget))
-        if is_tokens(budget)
-        else gpu_worker_pb2.Budget(share=budget)
-    )
+    number = budget or 1.0
+    if is_tokens(number):
+        return gpu_worker_pb2.Budget(tokens=int(number))
+    return gpu_worker_pb2.Budget(share=number)
 
 
 def _refuses_budget(error: grpc.RpcError) -> bool:

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_worker.errors import ConfigError
-from gpu_worker.records import Budget
 
 FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A policy and its budget."""
+    """A policy and its budget: up to 1 a share of the prefilled tokens, above 1 a number of tokens."""
 
     policy: str
-    budget: Budget
+    budget: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def read_job(path: Path) -> Job:
     """From JSON. Raises ConfigError for what is none."""
     try:
         content = json.loads(path.read_text())
-        settings = tuple(Setting(policy, Budget(**budget)) for policy, budget in content.pop("settings"))
+        settings = tuple(Setting(policy, float(budget)) for policy, budget in content.pop("settings"))
         documents = tuple(tuple(map(int, document)) for document in content.pop("documents"))
         measured = tuple(content.pop("measured", ()))
         job = Job(documents=documents, settings=settings, measured=measured, **content)

@@ -22,12 +22,14 @@ from gpu_worker.records import (
 from gpu_worker.startup.assemble import Assembled
 
 CHECK_SECONDS = 1.0
-DENSE = Setting(FULL, Budget(share=1.0))
+DENSE = Setting(FULL, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One document under one setting. nll, kl: means over its forced tokens, in nats. agreement: share of them where
+    """One document under one setting. budget: the setting's; None for dense attention.
+
+    nll, kl: means over its forced tokens, in nats. agreement: share of them where
     the best token is that of dense attention. same_tokens: generated before the first that differs. attended: mean
     tokens of a KV head, layer and step, ClusterKV's window included. device_bytes, host_bytes: of its keys
     and values at the end. attention_mass, best_recall: as in a request's usage. output_errors: |o - e| / |e| by layer
@@ -38,8 +40,7 @@ class Measured:
 
     document: int
     policy: str
-    budget_share: float | None
-    budget_tokens: int | None
+    budget: float | None
     num_scored: int = 0
     nll: float | None = None
     kl: float | None = None
@@ -162,7 +163,7 @@ class Fidelity:
             prompt,
             sampling,
             setting.policy,
-            setting.budget,
+            Budget.of(setting.budget),
             num_prefill_tokens=num_prefill,
             measure=is_measured,
         )
@@ -175,12 +176,7 @@ class Fidelity:
     def _measured(
         self, index: int, setting: Setting, forced: _Answer, same_tokens: int, scores: Scores, place: int
     ) -> Measured:
-        head = (
-            index,
-            setting.policy,
-            None if setting is DENSE else setting.budget.share,
-            setting.budget.tokens,
-        )
+        head = (index, setting.policy, None if setting is DENSE else setting.budget)
         means, usage = scores.means(place), forced.usage
         if usage is None or means is None:
             return Measured(*head, error=str(forced.error or "a prediction is missing, or not finite"))

@@ -25,6 +25,11 @@ class Budget:
     tokens: int | None = None
     least: int = 0
 
+    @classmethod
+    def of(cls, number: float) -> Budget:
+        """Read one number: a share up to 1, and tokens above."""
+        return cls(tokens=int(number)) if number > 1 else cls(share=number)
+
     def resolve(self, num_prompt_tokens: int) -> int:
         """Budget in tokens for a prompt of this length; at least the prompt's length means 'attend everything'."""
         if self.tokens is not None:

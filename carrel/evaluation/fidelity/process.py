@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from carrel.evaluation.cells import UNBUDGETED, is_tokens
 from carrel.evaluation.fidelity.report import Passage
 from carrel.evaluation.local import local_store, own_environment
 from carrel.serve.children import other_program, worker_spec
@@ -52,13 +51,9 @@ def measure(model: str, texts: Mapping[str, str], job: Job, notes: Console) -> l
 
 
 def _content(job: Job) -> dict[str, Any]:
-    settings = [
-        (policy, {"tokens": int(budget)} if is_tokens(budget) else {"share": budget})
-        for policy, budget in job.settings
-    ]
     return {
         "documents": [list(token_ids) for token_ids in job.passages.values()],
-        "settings": settings,
+        "settings": list(job.settings),
         "num_forced": job.num_forced,
         "num_generated": job.num_generated,
         "num_together": job.num_together,
@@ -71,14 +66,11 @@ def _read(out: Path, keys: Sequence[tuple[int, int]], notes: Console) -> list[Pa
     for line in out.read_text().splitlines():
         values = json.loads(line)
         length, index = keys[values.pop("document")]
-        share, tokens = values.pop("budget_share"), values.pop("budget_tokens")
-        budget = None if values["policy"] == UNBUDGETED else share if tokens is None else float(tokens)
         if error := values.pop("error"):
-            notes.print(
-                f"left out: {length} {values['policy']} {budget}: {error}", markup=False, highlight=False
-            )
+            setting = f"{values['policy']} {values['budget']}"
+            notes.print(f"left out: {length} {setting}: {error}", markup=False, highlight=False)
             continue
         if errors := values["output_errors"]:
             values["output_errors"] = [[round(error, 4) for error in layer] for layer in errors]
-        found.append(Passage(length=length, index=index, budget=budget, **values))
+        found.append(Passage(length=length, index=index, **values))
     return found
