@@ -42,7 +42,7 @@ def run_to_end(spec: ChildSpec, environment: Mapping[str, str], notes: Console) 
                         progress.tell(f"{event.stage}: done")
     finally:
         child.kill()
-    if code := child.exit_code():
+    if code := child.poll():
         raise _failure(child.name, code, child.last_lines())
     return said
 
@@ -59,7 +59,7 @@ def run_checks(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> No
             running.append(Child(spec, environment, Queue()))
         while running:
             for check in list(running):
-                if (code := check.exit_code()) is None:
+                if (code := check.poll()) is None:
                     continue
                 running.remove(check)
                 if code == UNUSABLE_EXIT_CODE:
@@ -73,7 +73,7 @@ def run_checks(specs: Sequence[ChildSpec], environment: Mapping[str, str]) -> No
 
 def _lines(child: Child, inbox: Queue[Line]) -> Iterator[Line]:
     """Yield the lines that arrive until the child has ended."""
-    while child.exit_code() is None:
+    while child.poll() is None:
         with suppress(Empty):
             yield inbox.get(timeout=POLL_S)
     # waits for the readers, so that the inbox has all

@@ -66,20 +66,21 @@ class Line:
     text: str
 
 
-class Child:
+class Child(subprocess.Popen[str]):
     """A running process in a session of its own, ended by the kernel when the supervisor dies.
 
     Must be made on a thread that lives as long, such as the main one: the kernel's parent-death signal comes when the
     thread that started the child ends. A launcher asks for it and not a `preexec_fn`, with which Python would fork:
     gRPC, which the supervisor uses, aborts in a forked child. `spec.argv[0]` is an absolute path.
-    Its lines go to `inbox`; the caller ends it with `terminate` and `kill`.
+    Its lines go to `inbox`; the caller ends it with `terminate`, which asks it to drain, and `kill`.
     """
 
     def __init__(self, spec: ChildSpec, environment: Mapping[str, str], inbox: Queue[Line]) -> None:
         self.spec = spec
+        self.name = spec.name
         self.stderr_tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.started_at = time.monotonic()
-        self._popen = subprocess.Popen(
+        super().__init__(
             (*_LAUNCH, str(os.getpid()), str(int(spec.death_signal)), *spec.argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -89,11 +90,11 @@ class Child:
             env={**environment, **spec.environment},
             start_new_session=True,
         )
-        assert self._popen.stdout is not None
-        assert self._popen.stderr is not None
+        assert self.stdout is not None
+        assert self.stderr is not None
         self._readers = [
-            threading.Thread(target=self._read, args=(self._popen.stdout, False, inbox), daemon=True),
-            threading.Thread(target=self._read, args=(self._popen.stderr, True, inbox), daemon=True),
+            threading.Thread(target=self._read, args=(self.stdout, False, inbox), daemon=True),
+            threading.Thread(target=self._read, args=(self.stderr, True, inbox), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
@@ -105,24 +106,12 @@ class Child:
                 self.stderr_tail.append(text)
             inbox.put(Line(self.spec.name, is_stderr, text))
 
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal, as in `subprocess`."""
-        return self._popen.poll()
-
     def age_s(self) -> float:
         return time.monotonic() - self.started_at
 
     def last_lines(self) -> tuple[str, ...]:
         """The last lines of stderr; all of them when it has ended."""
-        if self.exit_code() is not None:
+        if self.poll() is not None:
             self.finish_reading()
         return tuple(self.stderr_tail)
 
@@ -132,17 +121,12 @@ class Child:
             # not for ever: a grandchild may hold the pipe open
             reader.join(timeout=READ_TIMEOUT_S)
 
-    def terminate(self) -> None:
-        """Ask it to drain and end."""
-        if self.exit_code() is None:
-            self._popen.terminate()
-
     def kill(self) -> None:
         """End its whole process group now."""
-        if self.exit_code() is None:
+        if self.poll() is None:
             # not reaped yet, so the group's id is still ours
             os.killpg(self.pid, signal.SIGKILL)
-            self._popen.wait()
+            self.wait()
 
 
 def describe_exit(code: int) -> str:

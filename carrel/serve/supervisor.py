@@ -124,7 +124,7 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
         for child in self._children():
-            if (code := child.exit_code()) is not None and not self._is_stopping:
+            if (code := child.poll()) is not None and not self._is_stopping:
                 raise self._error(child, f"ended with {describe_exit(code)}", code)
 
     def _children(self) -> list[Child]:
@@ -159,7 +159,7 @@ class Supervisor:
         for service in self._services:
             if service.child is None:
                 continue
-            if (code := service.child.exit_code()) is not None:
+            if (code := service.child.poll()) is not None:
                 self._lose(service, f"ended with {describe_exit(code)}", code)
             elif service.watch is not None and service.watch.has_hung():
                 self._lose(service, f"did not answer for {service.spec.hang_timeout_s:g} s and was killed")
@@ -250,7 +250,7 @@ class Supervisor:
             child.terminate()
         with contextlib.suppress(StopRequested):
             while any(
-                child.exit_code() is None and time.monotonic() < began + child.spec.hurry_timeout_s
+                child.poll() is None and time.monotonic() < began + child.spec.hurry_timeout_s
                 for child in hurried
             ):
                 self._pump()
@@ -258,7 +258,7 @@ class Supervisor:
     def _stop(self, child: Child) -> None:
         child.terminate()
         deadline = time.monotonic() + child.spec.stop_timeout_s
-        while child.exit_code() is None:
+        while child.poll() is None:
             if time.monotonic() > deadline:
                 self._listener.message(
                     f"{child.name} did not end in {child.spec.stop_timeout_s:g} s and was killed"
@@ -266,5 +266,5 @@ class Supervisor:
                 child.kill()
                 return
             self._pump()
-        if code := child.exit_code():
+        if code := child.poll():
             self._listener.message(f"{child.name} ended with {describe_exit(code)} while stopping")
