@@ -6,11 +6,12 @@ import dataclasses
 import errno
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from store_samples import TOKENS, chain
-from tiers import COLUMN_BYTES, NUM_SLABS, Tier, fail_once, hold_writes, running
+from tiers import COLUMN_BYTES, NUM_SLABS, Tier, fail_once, flipped, hold_writes, running
 from waiting import PATIENCE, wait_until
 
 from kv_store.client import Layout, PrefixLoading, RowFormat
@@ -97,18 +98,24 @@ def test_another_layout_is_read_from_the_disk_whatever_was_loaded_before(tier: T
     assert tier.begin("again", 0, hashes) == TOKENS
 
 
+def listing(sessions: object) -> Callable[[Path], object]:
+    """A list of sessions that no store writes, with its digest."""
+    text = json.dumps(sessions).encode()
+    return lambda file: file.write_bytes(hashlib.blake2b(text, digest_size=32).digest() + text)
+
+
 @pytest.mark.parametrize(
-    "sessions", [[{"name": "odd"}], [{"last": 5}], [{"last": "00", "from": "another"}], 5]
+    "change",
+    [
+        flipped(200),
+        *map(listing, ([{"name": "odd"}], [{"last": 5}], [{"last": "00", "from": "another"}], 5)),
+    ],
 )
-def test_a_list_of_sessions_that_no_store_writes_costs_no_rows(tier: Tier, sessions: object) -> None:
+def test_a_list_of_sessions_that_is_not_what_a_store_wrote_costs_no_rows(
+    tier: Tier, change: Callable[[Path], object]
+) -> None:
     tier.write("a", "doc")
-    file = tier.path / "store-0" / SESSIONS
-
-    def change() -> None:
-        text = json.dumps(sessions).encode()
-        file.write_bytes(hashlib.blake2b(text, digest_size=32).digest() + text)
-
-    tier.restart(change)
+    tier.restart(lambda: change(tier.path / "store-0" / SESSIONS))
     assert not tier.client.list_sessions("me")
     assert tier.num_known("a") == NUM_SLABS
     assert tier.client.stats().disk.num_corrupt == 1

@@ -129,3 +129,14 @@ def running(path: Path, **options: Any) -> Iterator[Tier]:
     finally:
         tier.client.close()
         tier.store.close()
+
+
+def flipped(place: int) -> Callable[[Path], None]:
+    """A change of one bit of a file."""
+
+    def flip(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[place] ^= 4
+        file.write_bytes(data)
+
+    return flip
