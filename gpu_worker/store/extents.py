@@ -198,7 +198,7 @@ class Extents:
         if self._by_name.pop(sequence.sequence_id, None) is None:
             return
         self._link.arena.forget(sequence.seat)
-        self._client.end(sequence.sequence_id, num_tokens, kept.hashes, *kept.session)
+        self._client.end(sequence.sequence_id, num_tokens, *kept)
         self._prefixes.add(kept.hashes)
 
     def stop_offloading(self, sequence: Sequence) -> None:

@@ -147,9 +147,7 @@ class Offloader:
         )
         with keeping as kept:
             self.link.call(
-                lambda: self.client.seal(
-                    sequence.sequence_id, num_tokens, layers.start, layers.stop, kept.hashes, *kept.session
-                )
+                lambda: self.client.seal(sequence.sequence_id, num_tokens, layers.start, layers.stop, *kept)
             )
             self.prefixes.add(kept.hashes)
         extent.written = extent.sealed = num_tokens

@@ -23,21 +23,16 @@ logger = logging.getLogger(__name__)
 MAX_DROPPED = 1 << 16
 
 
-class SessionName(NamedTuple):
-    """A session in the store: its name, which is a hash, and the caller's own id for it."""
-
-    name: str = ""
-    label: str = ""
-
-
-NO_SESSION = SessionName()
-
-
 class Kept(NamedTuple):
-    """Parts of a prompt that the store keeps: the names of its slabs, by which others find them, and its session."""
+    """Parts of a prompt that the store keeps, as the last arguments of the client's `seal` and `end`.
+
+    hashes: names of its slabs, by which others find them. session, label: its session's name, which is a hash, and the
+    caller's own id for it.
+    """
 
     hashes: tuple[bytes, ...] = ()
-    session: SessionName = NO_SESSION
+    session: str = ""
+    label: str = ""
 
 
 KEPT_NOTHING = Kept()
@@ -67,19 +62,19 @@ class Sessions:
         """Return the owner that the store counts the request's rows for: the caller, whatever salts it gives."""
         return self._owner(request.prefix_salt)
 
-    def name_of(self, request: GenerationRequest) -> SessionName:
-        """Return the name of the request's session; NO_SESSION without one."""
+    def name_of(self, request: GenerationRequest) -> tuple[str, str]:
+        """Return the name of the request's session and its label; both are empty without one."""
         salt, session_id = request.prefix_salt, request.session_id
-        return SessionName(self._name(salt, session_id), session_id) if session_id else NO_SESSION
+        return (self._name(salt, session_id), session_id) if session_id else ("", "")
 
     @contextmanager
     def keeping(self, request: GenerationRequest, hashes: tuple[bytes, ...]) -> Iterator[Kept]:
         """Yield the parts of a prompt that the store is to keep, by these hashes; call the store within the block.
         Nothing is kept if the session was dropped after the request came."""
-        session = self.name_of(request)
+        session, label = self.name_of(request)
         with self._keeping:
-            is_dropped = request.asked_at <= self._dropped.get(session.name, float("-inf"))
-            yield KEPT_NOTHING if is_dropped else Kept(hashes, session)
+            is_dropped = request.asked_at <= self._dropped.get(session, float("-inf"))
+            yield KEPT_NOTHING if is_dropped else Kept(hashes, session, label)
 
     def list(self, salt: bytes, session_id: str = "") -> tuple[SessionCard, ...]:
         """Return a caller's sessions, or the one of this id; the least recently used one is first."""
