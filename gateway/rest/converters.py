@@ -17,7 +17,7 @@ from gateway.exchange import (
     Tools,
 )
 from gateway.grammars import format_grammars, grammars_of, only_one, structured
-from gateway.rest.options import read_options
+from gateway.rest.options import read_options, session_of
 from gateway.rest.schemas import (
     AllowedChoice,
     ChatBody,
@@ -217,7 +217,7 @@ def _read_options(
     return read_options(
         body,
         caller,
-        body.session_id,
+        session_of(body.session_id, body.prompt_cache_key),
         {"max_tokens": max_tokens, "logprobs": logprobs},
         read_grammar(body),
         n=1 if body.n is None else body.n,

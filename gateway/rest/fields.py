@@ -118,6 +118,7 @@ NumKept = Annotated[int, Field(ge=-1, le=MAX_UINT32), AfterValidator(_check_kept
 # -1 is off, as 0 is
 TopK = Annotated[int, Field(ge=-1, le=MAX_UINT32)]
 SessionName = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)]
+CacheKey = Annotated[str | None, Field(description="the session_id of a request without one")]
 
 # what is not done by then ends with 504; less than what the server gives every request
 Timeout = Annotated[float, Field(gt=0)]

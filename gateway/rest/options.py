@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from carrel.process.request_limits import MAX_SESSION_CHARS
 from gateway.exchange import GenerationOptions
 from gateway.rest.schemas import WorkBody
 from gpu_worker.v1 import gpu_worker_pb2 as pb
@@ -15,6 +17,15 @@ MAX_BUDGET_TOKENS = 2**53
 WORDS = {"True": "on", "False": "off"}
 # the worker's fields, which a body has by the same names
 SAMPLING_FIELDS = {field.name for field in pb.SamplingParams.DESCRIPTOR.fields}
+
+
+def session_of(session_id: str | None, cache_key: str | None) -> str:
+    """The session of a request: the one that it names, or its `prompt_cache_key`; empty: none. A key that no session
+    may be called is replaced by its digest."""
+    if session_id or not cache_key:
+        return session_id or ""
+    is_name = len(cache_key) <= MAX_SESSION_CHARS and "\x00" not in cache_key
+    return cache_key if is_name else hashlib.sha256(cache_key.encode()).hexdigest()
 
 
 def read_options(

@@ -15,6 +15,7 @@ from gateway.exchange import Scalar
 from gateway.grammars import JsonSchema
 from gateway.rest.fields import (
     Budget,
+    CacheKey,
     FunctionName,
     NumKept,
     OneByOne,
@@ -206,6 +207,7 @@ class GenerationBody(AnswerBody):
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
     session_id: SessionName | None = None
+    prompt_cache_key: CacheKey = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[
         NumKept | None, Field(description="keep so many of each prompt's last tokens; -1: as many as fit")

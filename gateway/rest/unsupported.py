@@ -54,7 +54,9 @@ OTHERS: Mapping[str, Any] = {
     "web_search_options": None,
 }
 # of one route at least; another ignores them
-HARMLESS = frozenset({"metadata", "prompt_cache_options", "store", "stream_options", "user"})
+HARMLESS = frozenset(
+    {"metadata", "prompt_cache_key", "prompt_cache_options", "store", "stream_options", "user"}
+)
 # what those of other routes are without being sent
 DEFAULTS: Mapping[str, Any] = {
     "add_generation_prompt": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import grpc
@@ -172,3 +173,51 @@ def test_the_document_has_the_types(http: httpx.Client) -> None:
     assert "warmed" in answer(one, "post")
     assert "deleted" in answer(one, "delete")
     assert [each["name"] for each in paths[one]["delete"]["parameters"]] == ["session_id"]
+
+
+PLAIN = {"/v1/chat/completions": {"messages": HELLO}, "/v1/completions": {"prompt": "the quick brown fox"}}
+ASKED_WITH_KEY = {**PLAIN, "/v1/responses": {"input": "the quick brown fox"}}
+DIGEST = hashlib.sha256(b"k" * 129).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "session"),
+    [
+        *[(path, {"prompt_cache_key": "thread 1"}, "thread 1") for path in ASKED_WITH_KEY],
+        *[(path, {"prompt_cache_key": "k" * 129}, DIGEST) for path in ASKED_WITH_KEY],
+        *[(path, {"prompt_cache_key": "k", "session_id": "own"}, "own") for path in PLAIN],
+        *[(path, {"prompt_cache_key": ""}, "") for path in PLAIN],
+        ("/v1/responses", {"prompt_cache_key": "k", "store": False}, "k"),
+    ],
+)
+def test_a_cache_key_names_the_session_of_a_request_without_one(
+    http: httpx.Client, stack: Stack, path: str, fields: dict[str, Any], session: str
+) -> None:
+    stack.say("the fox")
+    reply = http.post(path, json={**ASKED_WITH_KEY[path], **fields})
+    assert reply.status_code == 200, reply.text
+    assert stack.script.requests[0].session_id == session
+
+
+def test_a_cache_key_is_the_callers_own_and_a_conversation_keeps_its_session(locked_stack: Stack) -> None:
+    locked_stack.say("the fox")
+    first, *_ = [
+        httpx.post(
+            f"{locked_stack.url}/v1/responses",
+            json={"input": "hello there", "prompt_cache_key": "shared"},
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=PATIENCE,
+        ).json()
+        for key in ("right-key", "other-key")
+    ]
+    one, other = locked_stack.script.requests
+    assert one.session_id == other.session_id == "shared"
+    assert one.prefix_salt != other.prefix_salt
+    assert set(locked_stack.script.sessions) == {one.prefix_salt, other.prefix_salt}
+    httpx.post(
+        f"{locked_stack.url}/v1/responses",
+        json={"input": "why?", "prompt_cache_key": "another", "previous_response_id": first["id"]},
+        headers={"Authorization": "Bearer right-key"},
+        timeout=PATIENCE,
+    )
+    assert locked_stack.script.requests[-1].session_id == "shared"

@@ -22,6 +22,7 @@ from gateway.rest.bounded import (
     Service,
     streamed,
 )
+from gateway.rest.options import session_of
 from gateway.rest.reply import reply
 from gateway.rest.responses.converters import read_input, read_response_request
 from gateway.rest.responses.schemas import (
@@ -59,7 +60,7 @@ async def create_response(
         is_kept = body.store is not False
         before: tuple[Message, ...] = ()
         # the turns of a conversation are one session of the KV store
-        session_id = response_id if is_kept else ""
+        session_id = session_of(None, body.prompt_cache_key) or (response_id if is_kept else "")
         if body.previous_response_id is not None:
             before = turns.messages(caller, body.previous_response_id)
             session_id = turns.get(caller, body.previous_response_id).session_id

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from gateway.grammars import JsonSchema
 from gateway.rest.answers import CachedTokens, CarrelUsage, ChatToken
-from gateway.rest.fields import FunctionName, Hidden, OneByOne, Refused, Texts, refused, within
+from gateway.rest.fields import CacheKey, FunctionName, Hidden, OneByOne, Refused, Texts, refused, within
 from gateway.rest.schemas import AnswerBody, Body, Sampling, Tagged
 from gateway.tool_calls.checks import MAX_TOOLS
 
@@ -111,6 +111,7 @@ class ResponsesBody(AnswerBody):
     user: str | None = None
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: Reasoning | None = None
+    prompt_cache_key: CacheKey = None
     prompt_cache_options: CacheOptions | None = None
 
 
