@@ -25,6 +25,7 @@ from gateway.rest.bounded import (
 from gateway.rest.options import session_of
 from gateway.rest.reply import reply
 from gateway.rest.responses.converters import read_input, read_response_request
+from gateway.rest.responses.function_names import FunctionNames
 from gateway.rest.responses.schemas import (
     EVENTS,
     ResponseAnswer,
@@ -61,19 +62,20 @@ async def create_response(
         before: tuple[Message, ...] = ()
         # the turns of a conversation are one session of the KV store
         session_id = session_of(None, body.prompt_cache_key) or (response_id if is_kept else "")
+        names = FunctionNames(body.tools or ())
         if body.previous_response_id is not None:
             before = turns.messages(caller, body.previous_response_id)
             session_id = turns.get(caller, body.previous_response_id).session_id
-        generation = service.chat(read_response_request(body, before, session_id, request_id, caller))
+        generation = service.chat(read_response_request(body, names, before, session_id, request_id, caller))
 
     def done(response: ResponseAnswer, message: Message) -> None:
         if is_kept:
-            said = (*read_input(body.input), message)
+            said = (*read_input(body.input, names), message)
             turns.add(
                 caller, Turn(response_id, body.previous_response_id, session_id, said, response.written())
             )
 
-    writer = ResponseWriter(_begun(body, response_id, generation.model), done)
+    writer = ResponseWriter(_begun(body, response_id, generation.model), names, done)
     return await reply(request, generation, writer, bool(body.stream))
 
 

@@ -9,6 +9,7 @@ from gateway.exchange import TokenLogprob, ToolCall
 from gateway.rest.answers import ChatToken
 from gateway.rest.logprobs import chat_logprobs
 from gateway.rest.responses import schemas
+from gateway.rest.responses.function_names import FunctionName
 from gateway.rest.responses.schemas import Output, Status, StreamEvent
 
 
@@ -89,23 +90,27 @@ class TextItem(Item):
 class CallItem(Item):
     """A call of a function."""
 
-    def __init__(self, item_id: str, place: int, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, place: int, call_id: str, flat: str, own: FunctionName) -> None:
+        """flat: the model's name of the function. own: the client's."""
         super().__init__(item_id, place)
-        self._call_id, self._name = call_id, name
+        self._call_id, self._flat, self._own = call_id, flat, own
 
     @property
     def call(self) -> ToolCall:
-        return ToolCall(self._call_id, self._name, self.text)
+        """The call in the model's words."""
+        return ToolCall(self._call_id, self._flat, self.text)
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> StreamEvent:
         self._pieces.append(text)
         return schemas.ArgumentsEvent(delta=text, **self._where)
 
     def whole(self, status: Status) -> Output:
-        call = self.call
-        return schemas.OutputCall(
-            id=self.id, call_id=call.id, name=call.name, arguments=call.arguments, status=status
+        call = schemas.OutputCall(
+            id=self.id, call_id=self._call_id, name=self._own.name, arguments=self.text, status=status
         )
+        if self._own.namespace is not None:
+            call.namespace = self._own.namespace
+        return call
 
     def end(self) -> list[StreamEvent]:
-        return [schemas.ArgumentsDoneEvent(name=self._name, arguments=self.text, **self._where)]
+        return [schemas.ArgumentsDoneEvent(name=self._own.name, arguments=self.text, **self._where)]

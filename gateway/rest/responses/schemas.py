@@ -29,7 +29,7 @@ class InputItem(Body):
     arguments: str | None = None
     output: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     is_async: Annotated[Hidden, refused(), Field(alias="async")] = None
-    namespace: Refused = None
+    namespace: Annotated[str | None, Field(description="of a call's function")] = None
 
 
 class TextFormat(Body):
@@ -48,6 +48,15 @@ class FunctionTool(Body):
     defer_loading: Refused = None
     is_async: Annotated[Hidden, refused(), Field(alias="async")] = None
     output_schema: Refused = None
+
+
+class OfferedTool(FunctionTool):
+    """A function, or a namespace of several."""
+
+    type: Literal["function", "namespace"]  # type: ignore[assignment]
+    tools: Annotated[
+        list[FunctionTool] | None, Field(fail_fast=True, max_length=MAX_TOOLS, description="of a namespace")
+    ] = None
 
 
 class NamedFunction(Body):
@@ -102,7 +111,7 @@ class ResponsesBody(AnswerBody):
     include: Texts | None = None
     top_logprobs: Annotated[int, within("logprobs")] | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
+    tools: Annotated[list[OfferedTool] | None, Field(fail_fast=True, max_length=MAX_TOOLS)] = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[
@@ -151,6 +160,7 @@ class OutputCall(Tagged):
     id: str
     call_id: str
     name: str
+    namespace: Annotated[str | None, Field(description="of the function, where it has one")] = None
     arguments: str
     status: Status
 

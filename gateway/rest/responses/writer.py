@@ -22,6 +22,7 @@ from gateway.rest.answers import CachedTokens
 from gateway.rest.errors import error_body
 from gateway.rest.reply import named_frame
 from gateway.rest.responses import schemas
+from gateway.rest.responses.function_names import FunctionNames
 from gateway.rest.responses.items import CallItem, Item, TextItem
 from gateway.rest.responses.schemas import ResponseAnswer, Status, StreamEvent
 
@@ -29,10 +30,16 @@ from gateway.rest.responses.schemas import ResponseAnswer, Status, StreamEvent
 class ResponseWriter(ReplyWriter):
     """A response, or its items as they grow."""
 
-    def __init__(self, begun: ResponseAnswer, done: Callable[[ResponseAnswer, Message], None]) -> None:
-        """begun: the answer before it has any output. done: is given the whole answer, also as a message, before the
-        client is."""
+    def __init__(
+        self,
+        begun: ResponseAnswer,
+        names: FunctionNames,
+        done: Callable[[ResponseAnswer, Message], None],
+    ) -> None:
+        """begun: the answer before it has any output. names: of the functions that the model may call. done: is given
+        the whole answer, also as a message, before the client is."""
         self._begun = begun
+        self._names = names
         self._done = done
         self._num_events = 0
         self._is_begun = False
@@ -86,7 +93,9 @@ class ResponseWriter(ReplyWriter):
                 yield self._items[-1].add(text, logprobs)
             case ToolCallDelta(place=place, arguments=arguments):
                 if self._open != place:
-                    self._calls.append(CallItem(*self._next_item, event.id, event.name))
+                    self._calls.append(
+                        CallItem(*self._next_item, event.id, event.name, self._names.own(event.name))
+                    )
                     yield from self._begin_item(place, self._calls[-1])
                 if arguments:
                     yield self._items[-1].add(arguments)
