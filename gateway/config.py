@@ -6,6 +6,7 @@ import functools
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -87,6 +88,12 @@ class GatewayOptions:
         "names in the API (default: the model's); answers carry the first",
         name="served-model-name",
         metavar="NAME",
+    )
+    served_model_aliases: tuple[str, ...] = option(
+        (),
+        "patterns of further names that a request may give, such as claude-* or gpt-*; no list has them",
+        name="served-model-alias",
+        metavar="PATTERN",
     )
     tokenizer: str | None = option(
         None, "directory, GGUF file or hub id whose tokenizer is used (default: the model's)", metavar="MODEL"
@@ -243,6 +250,11 @@ class GatewayConfig(ListenOptions, GatewayOptions):
         path = Path(self.model)
         own = path.resolve().name if path.is_dir() else path.stem if path.is_file() else self.model
         return self.served_model_names or (own,)
+
+    def serves(self, name: str) -> bool:
+        """Return whether a request may ask for the model by this name."""
+        own = name in (*self.model_names, self.model)
+        return own or any(fnmatchcase(name, pattern) for pattern in self.served_model_aliases)
 
 
 def num_descriptors() -> int:

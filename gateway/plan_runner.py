@@ -105,7 +105,7 @@ class PlanRunner:
 
     def check_model(self, model: str | None) -> None:
         """Raises UnknownModel; no name at all means the one that is served."""
-        if model and model not in (*self.config.model_names, self.config.model):
+        if model and not self.config.serves(model):
             raise UnknownModel(model, self.config.model_names[0])
 
     async def _counted(self, plan: Plan) -> AsyncGenerator[Event, None]:
