@@ -95,6 +95,9 @@ class GatewayOptions:
         name="served-model-alias",
         metavar="PATTERN",
     )
+    strict_fields: bool = option(
+        False, "refuse hints of clients, such as effort and verbosity, that are otherwise ignored and named"
+    )
     tokenizer: str | None = option(
         None, "directory, GGUF file or hub id whose tokenizer is used (default: the model's)", metavar="MODEL"
     )

@@ -18,6 +18,8 @@ from gpu_worker.v1 import gpu_worker_pb2 as pb
 
 AUTO, NONE = "auto", "none"
 EFFORT = "reasoning_effort"
+# turns thinking on or off
+THINKING = "enable_thinking"
 # of a prompt's end, in which it may begin to think
 NUM_LAST_TOKENS = 8
 
@@ -35,7 +37,7 @@ class Dialect:
         self._tokenizer = tokenizer
         self._calls = FAMILIES[name]
         self._takes_tools = takes_tools(template)
-        self._takes_effort = EFFORT in template
+        self.template_names = frozenset(name for name in (EFFORT, THINKING) if name in template)
         self._thinks = BEGIN in template if reasoning_parser == AUTO else reasoning_parser != NONE
         self._opener_id = tokenizer.special_id(self._calls.opener) if self._calls.is_special else None
 
@@ -45,7 +47,7 @@ class Dialect:
         check_messages(request.messages)
         request = replace(request, messages=tuple(map(taken_back, request.messages)))
         if (effort := request.reasoning_effort) is not None:
-            if not self._takes_effort:
+            if EFFORT not in self.template_names:
                 raise InvalidRequest(f"This model's chat template knows no {EFFORT}: leave it out.", EFFORT)
             request = replace(request, template_arguments={EFFORT: effort, **request.template_arguments})
         has_grammar = request.options.draft.HasField("grammar")

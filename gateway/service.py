@@ -107,6 +107,11 @@ class ChatService:
         """The name in answers."""
         return self.model_names[0]
 
+    @property
+    def template_names(self) -> frozenset[str] | None:
+        """The variables of `Dialect` that the chat template reads; None: hints of clients are refused."""
+        return None if self._config.strict_fields else self._dialect.template_names
+
     def chat(self, request: ChatRequest) -> Generation:
         """Continue a chat. Nothing happens until the events are iterated; errors come with the first of them, but for
         those of its tools. Raises InvalidRequest."""

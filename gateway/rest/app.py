@@ -22,6 +22,8 @@ from gateway.rest import attention_endpoints, endpoints, server_endpoints, sessi
 from gateway.rest.answers import ChatChunk, CompletionChunk
 from gateway.rest.errors import on_http_error, on_invalid_parameters, on_service_error
 from gateway.rest.feed import ClientGone
+from gateway.rest.hints import HEADER as IGNORED_HEADER
+from gateway.rest.hints import describe_hints
 from gateway.rest.hosts import HostGuard, HostMiddleware
 from gateway.rest.messages import endpoints as messages
 from gateway.rest.messages import schemas as message_schemas
@@ -86,6 +88,8 @@ def create_app(config: GatewayConfig, service: ChatService) -> FastAPI:
         app.router.routes += [page_route(), page_route(DOCS_PATH, DOCS_FILE)]
         # made now: no request waits for it
         _describe_events(app)
+        if not config.strict_fields:
+            describe_hints(app.openapi())
     return app
 
 
@@ -105,7 +109,7 @@ def _middleware(config: GatewayConfig, service: ChatService) -> list[Middleware]
         allow_methods=["GET", "POST", "DELETE"],
         # clients add headers of their own, and the origin is trusted
         allow_headers=["*"],
-        expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry", *RATE_HEADERS],
+        expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry", IGNORED_HEADER, *RATE_HEADERS],
     )
     # a page has no key, and reaches no Unix socket
     is_open = not config.has_keys and config.uds is None

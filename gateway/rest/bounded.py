@@ -7,9 +7,11 @@ value. Here a body is a checked record before FastAPI asks for it; FastAPI hands
 from __future__ import annotations
 
 import asyncio
+import logging
 from codecs import BOM_UTF8
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Coroutine, Set
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
@@ -23,6 +25,7 @@ from gateway.errors import InvalidRequest, SlowBody
 from gateway.json_limits import check_json, check_others, read_json
 from gateway.rest.answers import ErrorAnswer
 from gateway.rest.errors import invalid_body
+from gateway.rest.hints import take_hints
 from gateway.rest.schemas import Body
 from gateway.service import ChatService
 from gateway.sessions import check_session_id
@@ -81,7 +84,17 @@ SessionId = Annotated[str, AfterValidator(check_session_id)]
 LARGE_BYTES = 2**20
 MAX_ENCODING_CHARS = 40
 
+log = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[M]):
+    """A checked body, and the names of the hints that were taken out of it."""
+
+    record: M
+    ignored: tuple[str, ...] = ()
 
 
 class BoundedRequest(Request):
@@ -89,25 +102,31 @@ class BoundedRequest(Request):
 
     _record: BaseModel
 
-    async def load(self, kind: type[M], limits: BodyLimits) -> M:
-        """Read, decode and check the body. Raises TooLarge or WorkerUnavailable before decoding, SlowBody, and
+    async def load(self, kind: type[M], limits: BodyLimits, template_names: Set[str] | None = None) -> M:
+        """Read, decode and check the body; the names of its hints are in the state, for the answer's header.
+
+        template_names: see `read_record`. Raises TooLarge or WorkerUnavailable before decoding, SlowBody, and
         InvalidRequest."""
         self._check_headers()
         limit = await limits.now()
         async with limits.room.taken(self._owner(), self._max_bytes(limit)):
             raw = await self._read(limit, limits.timeout_s)
             caller = self.state.caller
+            how = (raw, kind, limit.max_token_ids, template_names)
             if len(raw) > LARGE_BYTES:
-                record = await limits.work.run(caller, len(raw), read_record, raw, kind, limit.max_token_ids)
+                loaded = await limits.work.run(caller, len(raw), read_record, *how)
             else:
                 async with limits.turns.turn(caller, len(raw)):
                     try:
-                        record = read_record(raw, kind, limit.max_token_ids)
+                        loaded = read_record(*how)
                     finally:
                         # what becomes of it, and the next body, have turns of their own
                         await asyncio.sleep(0)
-        self._record = record
-        return record
+        if loaded.ignored:
+            self.state.ignored = ", ".join(loaded.ignored)
+            log.debug("ignored hints: %s", self.state.ignored)
+        self._record = loaded.record
+        return loaded.record
 
     async def body(self) -> bytes:
         """Nothing of what was read, which is not kept; FastAPI asks whether there is any."""
@@ -175,7 +194,7 @@ class BoundedRoute(APIRoute):
 
     async def load(self, request: BoundedRequest, kind: type[Any], service: ChatService) -> None:
         """Load the body. Raises ServiceErrors."""
-        await request.load(kind, service.bodies)
+        await request.load(kind, service.bodies, service.template_names)
 
 
 class AnswerRoute(BoundedRoute):
@@ -185,7 +204,7 @@ class AnswerRoute(BoundedRoute):
     async def load(self, request: BoundedRequest, kind: type[Any], service: ChatService) -> None:
         """Load the body, which is an `AnswerBody`. Raises ServiceErrors."""
         with service.metrics.counting_refusals():
-            body = await request.load(kind, service.bodies)
+            body = await request.load(kind, service.bodies, service.template_names)
         state = request.state
         if body.request_id is not None and request.headers.get("x-request-id") != state.request_id:
             state.request_id = body.request_id
@@ -204,13 +223,20 @@ class BoundedRouter(APIRouter):
         return lambda endpoint: get(head(endpoint))
 
 
-def read_record(raw: bytes, kind: type[M], max_token_ids: int) -> M:
-    """The record of a body. Raises TooLarge and InvalidRequest."""
+def read_record(
+    raw: bytes, kind: type[M], max_token_ids: int, template_names: Set[str] | None = None
+) -> Loaded[M]:
+    """Decode and check a body.
+
+    template_names: the variables that the model's chat template reads; None: no hint is taken. Raises TooLarge and
+    InvalidRequest.
+    """
     num_values = check_json(raw, max_token_ids)
     try:
         decoded = read_json(raw)
         check_others(num_values, decoded)
-        return kind.model_validate(decoded)
+        ignored = () if template_names is None else take_hints(decoded, kind, template_names)
+        return Loaded(kind.model_validate(decoded), ignored)
     except ValidationError as exc:
         raise invalid_body(exc) from exc
     except ValueError as exc:

@@ -15,6 +15,7 @@ from gateway.exchange import public_id
 from gateway.metrics import Metrics
 from gateway.rate_limits import RateLimits
 from gateway.rest.errors import refusal
+from gateway.rest.hints import HEADER as IGNORED_HEADER
 from gateway.rest.seats import Seat
 from gateway.rest.server_endpoints import DOCS_PATH
 from gateway.rest.server_endpoints import PATH as PAGE_PATH
@@ -44,7 +45,7 @@ class RootPathMiddleware:
 
 class RequestIdMiddleware:
     """Puts the request's id into `scope["state"]["request_id"]`, into every answer's X-Request-Id and, with the trace
-    that the client sent, into all that is logged of it."""
+    that the client sent, into all that is logged of it. Names the hints that reading the body ignored, too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -53,18 +54,21 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        request_id = public_id(headers.get("x-request-id"))
+        asked = Headers(scope=scope)
+        request_id = public_id(asked.get("x-request-id"))
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 # its body may have said another
-                MutableHeaders(scope=message)["X-Request-Id"] = state["request_id"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = state["request_id"]
+                if ignored := state.get("ignored"):
+                    headers[IGNORED_HEADER] = ignored
             await send(message)
 
-        with working_for(RequestContext(request_id, read_traceparent(headers.get(TRACEPARENT)))):
+        with working_for(RequestContext(request_id, read_traceparent(asked.get(TRACEPARENT)))):
             await self._app(scope, receive, send_with_id)
 
 

@@ -36,7 +36,7 @@ class Anything(Body):
 
 def read(body: Any, kind: type[Body] = CompletionBody, max_token_ids: int = MANY) -> Any:
     raw = body if isinstance(body, str) else json.dumps(body)
-    return read_record(raw.encode(), kind, max_token_ids)
+    return read_record(raw.encode(), kind, max_token_ids).record
 
 
 @pytest.mark.parametrize("indent", [None, "\t"])

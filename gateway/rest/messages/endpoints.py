@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
+from gateway.dialect import THINKING
 from gateway.errors import InvalidRequest
-from gateway.exchange import ChatRequest, GenerationOptions, Tool, Tools
+from gateway.exchange import ChatRequest, GenerationOptions, Scalar, Tool, Tools
 from gateway.grammars import json_grammar
 from gateway.rest.bounded import ERRORS, KEY, AnswerRoute, BoundedRouter, Caller, RequestId, Service, streamed
 from gateway.rest.messages.schemas import EVENTS, CountAnswer, CountBody, MessageAnswer, MessagesBody
@@ -18,6 +19,7 @@ from gateway.tool_calls.checks import offered
 
 # Anthropic's words for the choice of a tool
 CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+SWITCHED = {"enabled": True, "disabled": False}
 
 answers = BoundedRouter(AnswerRoute, dependencies=KEY, responses=ERRORS)
 router = BoundedRouter(dependencies=KEY, responses=ERRORS)
@@ -58,12 +60,19 @@ def read_prompt(body: CountBody, options: GenerationOptions, request_id: str | N
     return ChatRequest(
         read_turns(body),
         options,
-        request_id=request_id,
+        _read_switch(body),
+        request_id,
         adds_generation_prompt=not continues,
         continues_final=continues,
         tools=_read_tools(body),
         tells_reasoning=True,
     )
+
+
+def _read_switch(body: CountBody) -> dict[str, Scalar]:
+    """The chat template's argument that turns thinking on or off; a template without one ignores it."""
+    asked = None if body.thinking is None else SWITCHED.get(body.thinking.type)
+    return {} if asked is None else {THINKING: asked}
 
 
 def _read_tools(body: CountBody) -> Tools | None:

@@ -57,9 +57,9 @@ class OutputConfig(Body):
 
 
 class Thinking(Body):
-    """Either way the model thinks as its chat template lets it: no budget of it can be held."""
+    """A chat template with a switch obeys enabled and disabled. No budget can be held."""
 
-    type: Literal["disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Refused = None
     display: Refused = None
 
