@@ -14,7 +14,7 @@ from gateway.tool_calls.checks import MAX_TOOLS
 
 
 class Block(Body):
-    """A block of type text, thinking, tool_use (an assistant's call) or tool_result (its answer)."""
+    """A block of type text, thinking, tool_use (an assistant's call), tool_result (its answer) or tool_reference."""
 
     type: str
     text: str | None = None
@@ -24,6 +24,7 @@ class Block(Body):
     input: Annotated[dict[str, Any] | None, Field(description="of a call")] = None
     tool_use_id: Annotated[str | None, Field(description="the call that this answers")] = None
     content: str | Annotated[list[Block], Field(fail_fast=True)] | None = None
+    tool_name: Annotated[str | None, Field(description="of a reference: a tool that was searched for")] = None
 
 
 Content = str | Annotated[list[Block], Field(fail_fast=True)]

@@ -65,10 +65,13 @@ def _blocks(content: Content) -> list[Block]:
 def _text(blocks: Iterable[Block]) -> str:
     texts = []
     for block in blocks:
-        if block.type != "text" or block.text is None:
+        # every tool is in the prompt: its name refers to it
+        text = block.tool_name if block.type == "tool_reference" else block.text
+        if block.type not in ("text", "tool_reference") or text is None:
             raise InvalidRequest(
-                "Only blocks of types text, thinking, tool_use and tool_result are supported: this model reads text.",
+                "Only blocks of types text, thinking, tool_use, tool_result and tool_reference are supported: this "
+                "model reads text.",
                 "messages",
             )
-        texts.append(block.text)
+        texts.append(text)
     return "\n".join(texts)
