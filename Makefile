@@ -77,8 +77,14 @@ $(CLIENTS)/.ready: Makefile | $(READY)
 		"grafana-foundation-sdk==1769699379!11.6.0"
 	@touch $@
 
-test-clients: $(READY) $(CLIENTS)/.ready  ## try LangChain, litellm, lm_eval, Open WebUI, nginx and Prometheus with a real server, the board with Grafana's types
-	CLIENTS_PYTHON=$(CLIENTS)/bin/python $(BIN)/python -m pytest -n 0 -m slow tests/clients $(ARGS)
+# Coding agents, where there is npm; opencode fetches its program by a script that npm does not run by itself.
+$(CLIENTS)/.agents: Makefile | $(CLIENTS)/.ready
+	if command -v npm >/dev/null; then npm install --prefix $(CLIENTS) --silent --no-fund --no-audit --ignore-scripts \
+		@openai/codex@0.171.0 opencode-ai@1.18.33 && cd $(CLIENTS)/node_modules/opencode-ai && node postinstall.mjs; fi
+	@touch $@
+
+test-clients: $(READY) $(CLIENTS)/.agents  ## try LangChain, litellm, lm_eval, Open WebUI, Codex, opencode, nginx and Prometheus with a server, the board with Grafana's types
+	CLIENTS_PYTHON=$(CLIENTS)/bin/python PATH="$(CURDIR)/$(CLIENTS)/node_modules/.bin:$$PATH" $(BIN)/python -m pytest -n 0 -m slow tests/clients $(ARGS)
 
 eval-quick: $(READY)  ## answer quality and perplexity of the bundled model: ten minutes on two cores
 	$(BIN)/carrel eval $(QUICK) --tasks mixed --lengths 2048 4096 --budgets 0.1 0.05 --policies full oracle bitkeys pqcache --documents 12 \

@@ -27,6 +27,7 @@ SAMPLES: Mapping[str, tuple[Any, ...]] = {
     "TextFormat.type": ("text", "json_object"),
     "ResponseFormat.type": ("text", "json_object"),
     "FunctionTool.type": ("function",),
+    "OfferedTool.type": ("function", "function", "namespace"),
     "role": ("user", "assistant", "system", "tool", "developer"),
     "content": ("What is the secret number?", "你好 🦊", "", "a\n" * 50),
     "system": ("Be short.",),

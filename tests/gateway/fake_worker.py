@@ -21,6 +21,8 @@ class Script:
     """The worker's next reply, and a record of what it received."""
 
     reply: list[int] = field(default_factory=list)
+    # gives the reply to each request, where it depends on the prompt
+    answer: Callable[[pb.GenerateRequest], list[int]] | None = None
     # before this token the call fails, or hangs until it is cancelled or aborted
     fail_at: int | None = None
     fail_with: tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]] = (grpc.StatusCode.INTERNAL, "x", ())
@@ -75,7 +77,8 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             await context.send_initial_metadata(())
             while script.is_silent:
                 await asyncio.sleep(0.01)
-            tokens = script.reply[: request.sampling.max_tokens]
+            reply = script.reply if script.answer is None else script.answer(request)
+            tokens = reply[: request.sampling.max_tokens]
             count = 0
             for at, token in enumerate([*tokens, None]):
                 if at == script.fail_at:
@@ -105,7 +108,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
                     for at in range(request.sampling.logprobs)
                 ]
                 yield pb.GenerateResponse(token=pb.Token(token_id=token, logprob=-0.5, top=top))
-            is_cut = len(tokens) < len(script.reply)
+            is_cut = len(tokens) < len(reply)
             reason = pb.FINISH_REASON_LENGTH if is_cut else pb.FINISH_REASON_STOP
             reason = pb.FINISH_REASON_ABORT if aborted.is_set() else reason
             num_prompt = len(request.prompt_token_ids)

@@ -19,6 +19,7 @@ MOST_WORDS = 25
 PAGES = {
     "CONTRIBUTING.md": 0,
     "SECURITY.md": 0,
+    "docs/agents.md": 0,
     "docs/api.md": 0,
     "docs/architecture.md": 0,
     "docs/benchmarks.md": 0,

@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 
 def commands() -> Iterator[str]:
     """Yield the arguments of each `carrel serve` on a line of a console or in a table's cell."""
-    for name in ("models.md", "tuning.md", "clients.md"):
+    for name in ("models.md", "tuning.md", "clients.md", "agents.md"):
         yield from re.findall(
             r"(?:^\$ .*?|`)carrel serve *([^#`\n]*)", (DOCS / name).read_text(), re.MULTILINE
         )
