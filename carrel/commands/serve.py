@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         def show_banner() -> None:
             facts = gather_facts(endpoints, served_name(model, texts))
             display.show(banner(facts, resolved.shown(), version(), commit()))
-            for line in ready_lines(facts, endpoints, needs_key=bool(options.all_keys)):
+            for line in ready_lines(facts, endpoints, bool(options.all_keys), not options.disable_docs):
                 display.message(line)
 
         run_checks(check_specs(specs), environment)

@@ -83,9 +83,10 @@ def _budget(worker: gpu_worker_pb2.GetInfoResponse) -> str:
     return f"{budget.share:g} of the context" if budget.share else "the policy's own"
 
 
-def ready_lines(facts: Facts, endpoints: Endpoints, needs_key: bool) -> list[str]:
-    """Where the server is, and a request to paste. To be printed without added line breaks."""
-    where = f"ready  {endpoints.url}   docs {endpoints.url}/docs"
+def ready_lines(facts: Facts, endpoints: Endpoints, needs_key: bool, has_page: bool = True) -> list[str]:
+    """Where the server is, the page first, and a request to paste. To be printed without added line breaks."""
+    url = endpoints.url
+    where = f"ready  {url} (the page)   docs {url}/docs   API {url}/v1" if has_page else f"ready  {url}/v1"
     if endpoints.uds is not None:
         where = f"ready  unix:{endpoints.uds}"
     if endpoints.grpc_port:

@@ -53,7 +53,7 @@ def test_all_that_is_known_is_shown() -> None:
         "2.00 GiB of host memory (shm)",
         "for 32,768 tokens = 4 wholly on the device",
         "hot-cache = 0.25 (command line)",
-        "ready  http://127.0.0.1:8000",
+        "ready  http://127.0.0.1:8000 (the page)   docs http://127.0.0.1:8000/docs   API http://127.0.0.1:8000/v1",
         "0.0.0.0:8001",
     ):
         assert part in text, part
@@ -93,6 +93,14 @@ def test_the_model_has_its_name_of_the_api(tmp_path: Path) -> None:
 def test_processes_that_do_not_answer_leave_the_banner_empty(tmp_path: Path) -> None:
     # no socket is there
     assert gather_facts(Endpoints(tmp_path, "127.0.0.1", 1, 1), "tiny") == Facts("tiny")
+
+
+def test_no_page_is_named_that_is_not_there() -> None:
+    endpoints = Endpoints(Path("/run"), "127.0.0.1", 8000, 0)
+    assert (
+        ready_lines(Facts(), endpoints, needs_key=False, has_page=False)[0]
+        == "ready  http://127.0.0.1:8000/v1"
+    )
 
 
 def test_a_unix_socket_is_said_and_pasted() -> None:
