@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from carrel.process.options import did_you_mean
 from carrel.process.request_limits import context_overflow
 from gateway.errors import InvalidRequest, invalid_requests
 from gateway.exchange import ChatRequest, Message, TokenIds
@@ -13,6 +14,7 @@ from gateway.tokenizer import Tokenizer
 from gateway.tool_calls.written import tool_json
 
 MAX_ROLE_CHARS = 64
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # what a message, a call or a value costs a template beside its text, in characters
 RECORD_CHARS = 64
 
@@ -68,9 +70,7 @@ class PromptEncoder:
         if not messages:
             raise InvalidRequest("messages is empty: give at least one message.", "messages")
         for message in messages:
-            if not 0 < len(message.role) <= MAX_ROLE_CHARS:
-                raise InvalidRequest(f"A role must have 1 to {MAX_ROLE_CHARS} characters.", "messages")
-            check_text(message.role, "messages")
+            self._check_role(message.role)
             check_text(message.content, "messages")
         num_chars = sum(len(message.content) for message in messages)
         self._check_chars(num_chars, max_model_len, max_tokens, "messages")
@@ -100,6 +100,18 @@ class PromptEncoder:
         check_text(text, param)
         self._check_chars(len(text), max_model_len, max_tokens, param)
         return await work.run(len(text), self._tokenizer.encode, text, add_special_tokens)
+
+    def _check_role(self, role: str) -> None:
+        """Refuse a role that neither clients nor the chat template know: many templates write any role as it is."""
+        if role in ROLES:
+            return
+        if not 0 < len(role) <= MAX_ROLE_CHARS:
+            raise InvalidRequest(f"A role must have 1 to {MAX_ROLE_CHARS} characters.", "messages")
+        check_text(role, "messages")
+        template = self._tokenizer.chat_template or ""
+        if f"'{role}'" not in template and f'"{role}"' not in template:
+            hint = did_you_mean(role, ROLES) or f": use one of {', '.join(ROLES)}."
+            raise InvalidRequest(f"There is no role {role!r}{hint}", "messages")
 
     def _check_chars(self, num_chars: int, max_model_len: int, max_tokens: int, param: str) -> None:
         """Refuse what cannot fit whatever its tokens are, before any is made: tokenizing it would cost seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -52,6 +53,24 @@ def test_chats(prompted: Stack, messages: list[Any], fields: dict[str, Any], pro
         body = {"messages": messages, **fields}
         told = httpx.post(f"{prompted.url}/tokenize", json=body, timeout=PATIENCE).json()["tokens"]
         assert prompted.tokenizer.decode(told, skip_special_tokens=False) == prompt
+
+
+@pytest.mark.parametrize(
+    ("role", "reason"),
+    [
+        ("usr", "There is no role 'usr'; did you mean user?"),
+        ("Assistant", "There is no role 'Assistant'; did you mean assistant?"),
+        ("pirate", "There is no role 'pirate': use one of system, developer, user, assistant, tool."),
+        ("documents", None),
+    ],
+)
+def test_a_role_is_one_of_clients_or_of_the_template(tmp_path: Path, role: str, reason: str | None) -> None:
+    template = "{% for m in messages %}{{ m.role == 'documents' }}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    with running_stack(tmp_path, write_tokenizer(tmp_path / "model", template)) as stack:
+        stack.say("the")
+        body = {"messages": [{"role": role, "content": "hi"}]}
+        answer = httpx.post(stack.url + CHAT, json=body, timeout=PATIENCE)
+        assert (None if answer.is_success else answer.json()["error"]["message"]) == reason
 
 
 def test_completions_keep_the_last_tokens_even_of_what_would_not_fit(stack: Stack) -> None:
