@@ -15,11 +15,14 @@ from gateway.rest.fields import changes_nothing
 from gateway.rest.messages.schemas import CountBody, MessagesBody
 from gateway.rest.responses.schemas import ResponsesBody
 from gateway.rest.schemas import Body, ChatBody, CompletionBody
+from gateway.tool_calls.checks import MAX_TOOLS
 
 HEADER = "x-carrel-ignored"
 # stands for each entry of a list
 EACH = "*"
 IGNORED = f"a hint: it is ignored, and the answer names it in the header {HEADER}"
+# of a list that is searched; a longer one is refused, and costs no more time than that
+MAX_ENTRIES = 2 * MAX_TOOLS
 # ends the type of a tool that has editions
 _EDITION = re.compile(r"_(\d{8}|\d{4}_\d{2}_\d{2})$")
 
@@ -89,7 +92,7 @@ HINTS = (
             "computer_call_output.output.image_url",
         ),
     ),
-    # tools that no function of the client stands behind: the prompt has the others
+    # tools that a provider runs, or that are no functions: the prompt has the others
     Hint(
         "tools.*",
         words=(
@@ -141,6 +144,8 @@ def _take(at: Any, path: Sequence[str], words: tuple[str, ...], name: str) -> It
     """Take the field, which is at this path from here. Yields its name, of a list's entries with their words."""
     step, *rest = path
     match at:
+        case list() if len(at) > MAX_ENTRIES:
+            return
         case list() if step == EACH and rest:
             for each in at:
                 yield from _take(each, rest, words, name)

@@ -27,6 +27,7 @@ from gateway_stack import (
 from waiting import PATIENCE
 
 from gateway.rest.hints import EACH, HEADER, HINTS, KINDS, take_hints
+from gateway.rest.responses.schemas import ResponsesBody
 from gateway.rest.schemas import ChatBody
 
 COUNT = "/v1/messages/count_tokens"
@@ -237,6 +238,19 @@ def test_hostile_bodies_get_an_answer_without_their_texts(stack: Stack) -> None:
             assert reply.status_code in (200, 400), reply.text
             assert "set-cookie" not in reply.headers
             assert re.fullmatch(r"[a-z0-9_., ]{0,2000}", reply.headers.get(HEADER, ""))
+
+
+def test_a_list_of_thousands_is_not_searched(stack: Stack) -> None:
+    for path, fields, param in (
+        (RESPONSE, {"tools": [{"type": "web_search"}] * 10_000}, "tools"),
+        (RESPONSE, {"include": ["reasoning.encrypted_content"] * 10_000}, "include"),
+        (MESSAGE, {"tools": [{"defer_loading": True}] * 10_000}, "tools"),
+    ):
+        assert take_hints({**fields}, ResponsesBody, frozenset()) == ()
+        reply = ask(stack, path, fields)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"].startswith(param)
+        assert HEADER not in reply.headers
 
 
 def test_the_document_shows_hints_only_where_they_are_taken(stack: Stack, strict: Stack) -> None:
