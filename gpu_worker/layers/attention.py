@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -39,6 +39,10 @@ class AttentionSpec:
     window: int | None = None
     sinks: str | None = None
     soft_cap: float | None = None
+
+    def for_length(self, max_len: int) -> AttentionSpec:
+        """Return the attention of a server whose longest context this is."""
+        return self if self.rope is None else replace(self, rope=self.rope.for_length(max_len))
 
     @property
     def group_size(self) -> int:

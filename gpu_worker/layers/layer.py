@@ -9,7 +9,7 @@ from torch import Tensor
 from gpu_worker.layers.attention import Attention, AttentionSpec
 from gpu_worker.layers.block import Module, Target
 from gpu_worker.layers.mlp import MlpSpec
-from gpu_worker.layers.norm import Norm, added, added_and_normed, normed
+from gpu_worker.layers.norm import Norm, added, added_and_normed, normed, scaled
 from gpu_worker.layers.rope import Rope
 
 
@@ -20,6 +20,7 @@ class LayerSpec:
     eps: of all its norms.
     input_norm, mlp_norm: before the attention's and the MLP's projections.
     attention_out_norm, mlp_out_norm: of the outputs, before each is added to the hidden states.
+    residual_scale: a factor on the outputs.
     """
 
     eps: float
@@ -29,6 +30,7 @@ class LayerSpec:
     attention_out_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_out_norm: str | None = None
+    residual_scale: float = 1.0
 
 
 class Layer(Module):
@@ -41,6 +43,7 @@ class Layer(Module):
         super().__init__()
         width = spec.attention.qkv.num_inputs
         self._eps = spec.eps
+        self._residual_scale = spec.residual_scale
         self.attention = Attention(spec.attention, prefix, rope, spec.eps, target)
         self.mlp = spec.mlp.build(prefix, target)
         self.input_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm = (
@@ -56,9 +59,10 @@ class Layer(Module):
 
     def finish(self, hidden: Tensor, attention: Tensor) -> Tensor:
         """See `Decoder.finish_layer`."""
-        output = self.attention.output(attention)
+        output = scaled(self.attention.output(attention), self._residual_scale)
         # on a GPU the norm adds for nothing; a product into a new sum would be a copy of `hidden` first
         hidden, inputs = added_and_normed(hidden, output, self.attention_out_norm, self.mlp_norm, self._eps)
-        if self.mlp_out_norm is None:
+        if self.mlp_out_norm is None and self._residual_scale == 1.0:
             return self.mlp.output_onto(hidden, inputs)
-        return added(hidden, self.mlp.output(inputs), self.mlp_out_norm, self._eps)
+        output = scaled(self.mlp.output(inputs), self._residual_scale)
+        return added(hidden, output, self.mlp_out_norm, self._eps)

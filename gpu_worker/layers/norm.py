@@ -22,6 +22,11 @@ class Norm(Whole):
         self.weight.fill_(1.0)
 
 
+def scaled(rows: Tensor, factor: float) -> Tensor:
+    """Multiply rows that nothing else reads, in place; without a launch for a factor of 1."""
+    return rows if factor == 1.0 else rows.mul_(factor)
+
+
 def normed(hidden: Tensor, norm: Norm | None, eps: float) -> Tensor:
     """Return hidden [T, W] normed; hidden itself without a norm."""
     return hidden if norm is None else rms_norm(hidden, norm.weight, eps)[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,7 @@ class RopeSpec:
     `interleaved` pairs neighbours (0, 1), (2, 3), ...; otherwise element i pairs with i + rotary_dim / 2. The
     fields after `factor` matter only to the types that use them; `attention_factor` None means the type's own
     default. `frequency_factors`, one for each frequency or none, divide them first, whatever the type.
+    `for_length` makes them of `long_factors` or `short_factors`, where there are any.
     """
 
     rope_type: str
@@ -35,6 +36,16 @@ class RopeSpec:
     attention_factor: float | None = None
     truncate: bool = True
     frequency_factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    def for_length(self, max_len: int) -> RopeSpec:
+        """Choose the factors of a server whose longest context this is: the long ones above the original length."""
+        if not self.long_factors:
+            return self
+        is_long = max_len > self.original_max_position_embeddings
+        chosen = self.long_factors if is_long else self.short_factors
+        return replace(self, frequency_factors=chosen, short_factors=(), long_factors=())
 
 
 class Rope(torch.nn.Module):
@@ -109,6 +120,14 @@ def _yarn(rope: RopeSpec) -> tuple[torch.Tensor, float]:
     return inv_freq, _yarn_attention_factor(rope)
 
 
+def _longrope(rope: RopeSpec) -> tuple[torch.Tensor, float]:
+    """LongRoPE (arXiv:2402.13753): a factor for each frequency, and a temperature on attention."""
+    scale = rope.attention_factor
+    if scale is None:
+        scale = math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
+    return _default(rope)[0], scale
+
+
 def _yarn_attention_factor(rope: RopeSpec) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
@@ -126,6 +145,7 @@ ROPE_TYPES: dict[str, Frequencies] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
     # dynamic NTK changes nothing up to max_position_embeddings, which is as far as we go
     "dynamic": _default,
 }

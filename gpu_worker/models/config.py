@@ -17,6 +17,7 @@ class ModelConfig:
     max_model_len: tokens up to which the decoder computes what the model does.
     embedding, final_norm, head: tensors of the checkpoint.
     layer_prefix: of a layer's tensors there, before its number.
+    embedding_scale, logit_scale: factors on embeddings, in the type of the weights, and on logits.
     checkpoint_dtype: the name that config.json gives, if any.
     """
 
@@ -31,6 +32,8 @@ class ModelConfig:
     layer_prefix: str = "model.layers."
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     checkpoint_dtype: str | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -66,6 +69,12 @@ class ModelConfig:
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.layers[0].attention.group_size
+
+    def served_up_to(self, max_model_len: int | None) -> ModelConfig:
+        """Return the model for contexts of at most this length, which decides LongRoPE's factors; None: of its own."""
+        longest = min(self.max_model_len, max_model_len or self.max_model_len)
+        layers = (replace(layer, attention=layer.attention.for_length(longest)) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
 
     def with_attention(self, **changes: Any) -> ModelConfig:
         """Change these fields of every layer's attention."""

@@ -104,6 +104,17 @@ class ConfigFields:
             raise self.fail(name, "a list of strings")
         return tuple(value)
 
+    def numbers(self, name: str, length: int, low: float, high: float) -> tuple[float, ...]:
+        """Return a list of so many numbers; it is required."""
+        values = self._get(name, None)
+        if (
+            not isinstance(values, list)
+            or len(values) != length
+            or not all(type(value) in (int, float) and low <= value <= high for value in values)
+        ):
+            raise self.fail(name, f"a list of {length} numbers from {low:g} to {high:g}")
+        return tuple(float(value) for value in values)
+
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One token id or a list of them; empty when absent."""
         value = self._get(name, [])

@@ -7,7 +7,7 @@ import torch
 from gpu_worker.layers.block import ALONE, Rank, Target
 from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.layer import Layer
-from gpu_worker.layers.norm import Norm, normed
+from gpu_worker.layers.norm import Norm, normed, scaled
 from gpu_worker.layers.rope import Rope
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.row_format import row_format
@@ -29,6 +29,8 @@ class Decoder(torch.nn.Module):
         self.config = config
         target = Target(device, dtype, rank)
         shape = (config.vocab_size, config.hidden_size)
+        # models are trained with a factor of the weights' type
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.embedding = Embedding(config.embedding, shape, target)
         self.head = self.embedding if config.tie_word_embeddings else Embedding(config.head, shape, target)
         # layers with equal settings share a table
@@ -63,7 +65,7 @@ class Decoder(torch.nn.Module):
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token ids int64 [T] to hidden states [T, hidden_size]."""
-        return self.embedding.embed(token_ids)
+        return scaled(self.embedding.embed(token_ids), self._embedding_scale)
 
     def project_qkv(
         self,
@@ -91,4 +93,5 @@ class Decoder(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden_size] to logits float32 [T, vocab_size]."""
-        return self.head.logits(normed(hidden, self.final_norm, self.config.eps))
+        normed_hidden = normed(hidden, self.final_norm, self.config.eps)
+        return scaled(self.head.logits(normed_hidden), self.config.logit_scale)

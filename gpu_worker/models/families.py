@@ -7,14 +7,31 @@ from collections.abc import Callable
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.glm import read_glm, read_glm4
-from gpu_worker.models.llama import read_llama, read_mistral
+from gpu_worker.models.granite import read_granite
+from gpu_worker.models.llama import (
+    read_ernie4_5,
+    read_helium,
+    read_internlm3,
+    read_iquestcoder,
+    read_llama,
+    read_mistral,
+)
+from gpu_worker.models.phi import read_phi3
 from gpu_worker.models.qwen import read_qwen2, read_qwen3
+from gpu_worker.models.seed import read_seed_oss
 
 FAMILIES: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "llama": read_llama,
     "mistral": read_mistral,
+    "internlm3": read_internlm3,
+    "iquestcoder": read_iquestcoder,
+    "ernie4_5": read_ernie4_5,
+    "helium": read_helium,
     "qwen2": read_qwen2,
     "qwen3": read_qwen3,
     "glm": read_glm,
     "glm4": read_glm4,
+    "phi3": read_phi3,
+    "granite": read_granite,
+    "seed_oss": read_seed_oss,
 }

@@ -55,6 +55,7 @@ def load_model(
     revision: str | None = None,
     load_format: LoadFormat = "safetensors",
     download_dir: str | None = None,
+    max_model_len: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model's weights onto `device`; at most one checkpoint tensor is held at a time, and an embedding and a
@@ -62,8 +63,8 @@ def load_model(
 
     `dtype` None means the one config.json names, or float32; of a GGUF file that of its matrices, or bfloat16 where
     they are quantised. `load_format` "dummy" needs no more than config.json and makes seeded random weights on the
-    device. Everything that can be checked without reading weights is checked before any memory is taken. Raises
-    ModelError.
+    device. `max_model_len` bounds the contexts that will be served; None: all that the model can. Everything that can
+    be checked without reading weights is checked before any memory is taken. Raises ModelError.
     """
     if load_format not in ("safetensors", "dummy"):
         raise ModelError(f"load format {load_format!r} is not supported; supported: dummy, safetensors")
@@ -71,7 +72,7 @@ def load_model(
     source = resolve_source(
         path_or_id, revision=revision, download_dir=download_dir, with_weights=not is_dummy
     )
-    config = read_config(source)
+    config = read_config(source).served_up_to(max_model_len)
     checkpoint = None
     if not is_dummy:
         checkpoint = _checked_checkpoint(source, config)

@@ -7,18 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_worker.errors import ModelError
 from gpu_worker.layers import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, RopeSpec, Source, Split
-from gpu_worker.layers.rope import ROPE_TYPES
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
-
-MAX_POSITIONS = 1 << 24
-_NEEDED_BY = {
-    "linear": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
+from gpu_worker.models.rope_fields import MAX_POSITIONS, max_model_len, read_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +33,19 @@ class Shape:
     eos_token_ids: tuple[int, ...] = ()
 
     def attention(
-        self, *, qkv_bias: bool = False, output_bias: bool = False, head_norms: bool = False
+        self,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        head_norms: bool = False,
+        fused: bool = False,
     ) -> AttentionSpec:
-        """Projections q, k, v and o. head_norms: RMSNorm of each query and key head."""
+        """Projections q, k, v and o. head_norms: RMSNorm of each query and key head. fused: the checkpoint stores q, k
+        and v as one matrix."""
         num_queries, num_keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         sizes = {"q": num_queries, "k": num_keys, "v": num_keys}
-        sources = tuple(Source(f"self_attn.{which}_proj", (size,)) for which, size in sizes.items())
+        apart = tuple(Source(f"self_attn.{which}_proj", (size,)) for which, size in sizes.items())
+        sources = (Source("self_attn.qkv_proj", tuple(sizes.values())),) if fused else apart
         output = (Source("self_attn.o_proj", (self.hidden_size,)),)
         return AttentionSpec(
             num_heads=self.num_heads,
@@ -91,12 +90,15 @@ def read_shape(
     *,
     interleaved: bool = False,
     partial_rotary_factor: float = 1.0,
+    rope_theta: float = 10000.0,
     activations: tuple[str, ...] = ("silu", "swish"),
+    tied: bool = False,
 ) -> Shape:
     """Read and check the shared fields. Raises ModelError.
 
-    interleaved, partial_rotary_factor: how the family's RoPE turns.
+    interleaved: the family's RoPE turns neighbours.
     activations: the names of the family's `hidden_act`, the first where config.json has none.
+    partial_rotary_factor, rope_theta, tied: what the family means where config.json says nothing.
     """
     if fields.has("quantization_config"):
         raise fields.fail("quantization_config", "no quantised weights: give the unquantised model")
@@ -112,7 +114,13 @@ def read_shape(
         raise fields.fail("head_dim", "an even number")
     vocab_size = fields.integer("vocab_size", 1, 1 << 24)
     max_position_embeddings = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    rope = _read_rope(fields, head_dim, max_position_embeddings, interleaved, partial_rotary_factor)
+    rope = read_rope(
+        fields,
+        head_dim,
+        interleaved=interleaved,
+        partial_rotary_factor=partial_rotary_factor,
+        theta=rope_theta,
+    )
     return Shape(
         model_type=fields.text("model_type"),
         vocab_size=vocab_size,
@@ -124,66 +132,13 @@ def read_shape(
         head_dim=head_dim,
         eps=fields.number("rms_norm_eps", 0.0, 1.0),
         rope=rope,
-        max_model_len=_max_model_len(rope, max_position_embeddings),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
+        max_model_len=max_model_len(rope, max_position_embeddings),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=tied),
         checkpoint_dtype=fields.text("dtype" if fields.has("dtype") else "torch_dtype", "") or None,
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
     )
 
 
-def _max_model_len(rope: RopeSpec, max_position_embeddings: int) -> int:
-    """YaRN stretches the trained length by its factor."""
-    if rope.rope_type != "yarn":
-        return max_position_embeddings
-    return max(max_position_embeddings, int(rope.original_max_position_embeddings * rope.factor))
-
-
-def _read_rope(
-    fields: ConfigFields, head_dim: int, max_positions: int, interleaved: bool, partial_rotary_factor: float
-) -> RopeSpec:
-    # transformers 5 writes rope_parameters; before, rope_scaling with rope_theta next to it
-    settings = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
-    rope_type = settings.choice("rope_type" if settings.has("rope_type") else "type", ROPE_TYPES, "default")
-    for name, value in settings.items():
-        if isinstance(value, (dict, list)):
-            raise settings.fail(
-                name, "a single value: RoPE settings that differ between layers are not supported"
-            )
-    theta = fields.number("rope_theta", 2.0, 1e15, default=10000.0)
-    partial = fields.number("partial_rotary_factor", 0.0, 1.0, default=partial_rotary_factor)
-    partial = settings.number("partial_rotary_factor", 0.0, 1.0, default=partial)
-    rotary_dim = int(head_dim * partial)
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise ModelError(
-            f"{fields.where}: partial_rotary_factor {partial:g} rotates {rotary_dim} elements "
-            f"of a head of {head_dim}; expected an even number from 2"
-        )
-    for name in _NEEDED_BY.get(rope_type, ()):
-        if not settings.has(name):
-            raise settings.fail(name, f"a number, which RoPE type {rope_type!r} needs")
-    low_freq_factor = settings.number("low_freq_factor", 0.0, 1e6, default=1.0)
-    high_freq_factor = settings.number("high_freq_factor", 0.0, 1e6, default=4.0)
-    if high_freq_factor <= low_freq_factor:
-        raise settings.fail("high_freq_factor", f"more than low_freq_factor, {low_freq_factor:g}")
-    return RopeSpec(
-        rope_type=rope_type,
-        theta=settings.number("rope_theta", 2.0, 1e15, default=theta),
-        rotary_dim=rotary_dim,
-        interleaved=interleaved,
-        factor=settings.number("factor", 1.0, 1e4, default=1.0),
-        original_max_position_embeddings=settings.integer(
-            "original_max_position_embeddings", 1, MAX_POSITIONS, default=max_positions
-        ),
-        low_freq_factor=low_freq_factor,
-        high_freq_factor=high_freq_factor,
-        beta_fast=settings.number("beta_fast", 1e-6, 1e6, default=32.0),
-        beta_slow=settings.number("beta_slow", 1e-6, 1e6, default=1.0),
-        mscale=_optional(settings, "mscale"),
-        mscale_all_dim=_optional(settings, "mscale_all_dim"),
-        attention_factor=_optional(settings, "attention_factor"),
-        truncate=settings.flag("truncate", default=True),
-    )
-
-
-def _optional(settings: ConfigFields, name: str) -> float | None:
-    return settings.number(name, 0.0, 1e6) if settings.has(name) else None
+def read_window(fields: ConfigFields) -> int | None:
+    """Return the sliding window of a family that slides wherever `sliding_window` is a number."""
+    return fields.integer("sliding_window", 1, MAX_POSITIONS) if fields.has("sliding_window") else None

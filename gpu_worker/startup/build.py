@@ -223,6 +223,7 @@ def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedM
             dtype=getattr(torch, dtype) if dtype else None,
             revision=config.revision,
             load_format=_load_format(config),
+            max_model_len=config.max_model_len,
             progress=lambda done, total: report("load weights", done, total),
         )
         return ungrouped(model) if config.granularity == "q_head" else model

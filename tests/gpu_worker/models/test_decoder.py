@@ -56,6 +56,20 @@ def test_yarn_stretches_the_length(tmp_path: Path) -> None:
     )
 
 
+def test_the_longest_context_decides_the_factors_of_longrope(tmp_path: Path) -> None:
+    """transformers chooses them for each forward pass, by its last position."""
+    config = CONFIGS["phi4-mini"]()
+    config.original_max_position_embeddings = 64
+    config.rope_parameters["original_max_position_embeddings"] = 64
+    rival = save_model(config, tmp_path)
+    token_ids = random_token_ids(MAX_POSITIONS)
+    for longest in (64, 65, None):
+        loaded = load_model(str(tmp_path), device="cpu", dtype=torch.float32, max_model_len=longest)
+        served = token_ids[: longest or MAX_POSITIONS]
+        ours, expected = dense_forward(loaded.decoder, served), rival_logits(rival, served)
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["llama3-group4-tied", "qwen3", "glm4"])
 def test_tokens_of_mixed_sequences_do_not_touch_each_other(name: str, tmp_path: Path) -> None:
     save_model(CONFIGS[name](), tmp_path)

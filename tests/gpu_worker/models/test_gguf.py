@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "architecture": ({"arch": "gemma3"}, "'gemma3' is not supported; supported: llama, mistral, qwen2, qwen3"),
     "experts": ({"qwen3__expert_count": 8}, "mixture of 8 experts"),
     "split": ({"split__count": 3}, "one of 3 parts of a model; join them"),
-    "rope scaling": ({"qwen3__rope__scaling__type": "longrope"}, "'longrope'; expected one of"),
+    "rope scaling": ({"qwen3__rope__scaling__type": "su4"}, "'su4'; expected one of"),
     "temperature": (
         {"qwen3__rope__scaling__type": "linear", "qwen3__rope__scaling__attn_factor": 0.5},
         "attn_factor is 0.5",

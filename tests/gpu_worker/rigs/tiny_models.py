@@ -7,20 +7,22 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    Ernie4_5Config,
     Glm4Config,
-    Glm4ForCausalLM,
     GlmConfig,
-    GlmForCausalLM,
+    GraniteConfig,
+    HeliumConfig,
+    InternLM3Config,
+    IQuestCoderConfig,
     LlamaConfig,
-    LlamaForCausalLM,
     MistralConfig,
-    MistralForCausalLM,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
-    Qwen3ForCausalLM,
+    SeedOssConfig,
 )
 
 VOCAB_SIZE = 101
@@ -53,6 +55,22 @@ _YARN = {
     "original_max_position_embeddings": 64,
 }
 
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.3,
+}
+
+
+def _longrope(num_frequencies: int) -> dict[str, object]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(num_frequencies)],
+        "long_factor": [1.5 + 0.7 * i for i in range(num_frequencies)],
+    }
+
 
 def _shape(**changes: object) -> dict[str, object]:
     return {**_SHAPE, **changes}
@@ -80,21 +98,34 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "glm": lambda: GlmConfig(**_shape(head_dim=16)),
     "glm4": lambda: Glm4Config(**_shape(head_dim=16, num_attention_heads=4, num_key_value_heads=1)),
     "glm4-no-bias": lambda: Glm4Config(**_shape(head_dim=12, attention_bias=False)),
-}
-
-_MODELS: dict[str, type[PreTrainedModel]] = {
-    "llama": LlamaForCausalLM,
-    "mistral": MistralForCausalLM,
-    "qwen2": Qwen2ForCausalLM,
-    "qwen3": Qwen3ForCausalLM,
-    "glm": GlmForCausalLM,
-    "glm4": Glm4ForCausalLM,
+    "phi3": lambda: Phi3Config(**_shape(num_attention_heads=4)),
+    "phi4-mini": lambda: Phi3Config(
+        **_shape(num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True),
+        original_max_position_embeddings=MAX_POSITIONS,
+        rope_parameters=_longrope(6) | {"partial_rotary_factor": 0.75},
+    ),
+    "granite": lambda: GraniteConfig(**_shape(), **_GRANITE),
+    "granite-tied-biases": lambda: GraniteConfig(
+        **_shape(tie_word_embeddings=True, attention_bias=True, mlp_bias=True), **_GRANITE
+    ),
+    "seed_oss": lambda: SeedOssConfig(**_shape(head_dim=16)),
+    "seed_oss-biases": lambda: SeedOssConfig(
+        **_shape(head_dim=16, attention_bias=False, attention_out_bias=True, mlp_bias=True)
+    ),
+    "internlm3": lambda: InternLM3Config(**_shape(head_dim=16)),
+    "internlm3-biases": lambda: InternLM3Config(**_shape(head_dim=16, qkv_bias=True, bias=True)),
+    "iquestcoder": lambda: IQuestCoderConfig(**_shape(head_dim=16)),
+    "ernie4_5": lambda: Ernie4_5Config(**_shape(head_dim=16)),
+    "ernie4_5-biases": lambda: Ernie4_5Config(
+        **_shape(head_dim=16, use_bias=True, tie_word_embeddings=False)
+    ),
+    "helium": lambda: HeliumConfig(**_shape(head_dim=8, attention_bias=True, mlp_bias=True)),
 }
 
 
 def make_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A model whose every weight matters: no zero bias, no norm of ones, logits of order one."""
-    model = _MODELS[config.model_type](config).eval().float()
+    model = AutoModelForCausalLM.from_config(config).eval().float()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
