@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ class ModelConfig:
     max_model_len: tokens up to which the decoder computes what the model does.
     embedding, final_norm, head: tensors of the checkpoint.
     layer_prefix: of a layer's tensors there, before its number.
+    text_prefixes, heads: beginnings of the names above, and names of the head, of which a checkpoint has one each.
+    skipped: beginnings of the names of tensors that text does not need.
     embedding_scale, logit_scale: factors on embeddings, in the type of the weights, and on logits.
     checkpoint_dtype: the name that config.json gives, if any.
     """
@@ -32,6 +35,9 @@ class ModelConfig:
     layer_prefix: str = "model.layers."
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
+    text_prefixes: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     checkpoint_dtype: str | None = None
@@ -69,6 +75,21 @@ class ModelConfig:
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.layers[0].attention.group_size
+
+    def named_as(self, names: Set[str]) -> ModelConfig:
+        """Return the model with the names that a checkpoint has for its tensors."""
+        last = self.embedding.removeprefix("model.")
+        found = [prefix for prefix in self.text_prefixes if prefix + last in names]
+        heads = [name for name in self.heads if name in names]
+        config = replace(self, head=heads[0]) if heads else self
+        if not found:
+            return config
+        return replace(
+            config,
+            embedding=found[0] + last,
+            layer_prefix=found[0] + self.layer_prefix.removeprefix("model."),
+            final_norm=found[0] + self.final_norm.removeprefix("model."),
+        )
 
     def served_up_to(self, max_model_len: int | None) -> ModelConfig:
         """Return the model for contexts of at most this length, which decides LongRoPE's factors; None: of its own."""

@@ -50,6 +50,10 @@ class ConfigFields:
     def items(self) -> tuple[tuple[str, object], ...]:
         return tuple(self._values.items())
 
+    def changed(self, values: Mapping[str, object]) -> ConfigFields:
+        """Return the same object with other values of these fields."""
+        return ConfigFields({**self._values, **values}, self.where, self._spelled)
+
     def fail(self, name: str, expected: str) -> ModelError:
         """The error for a field that is not as `expected`; the caller raises it."""
         field = self._spelled.get(name, name)

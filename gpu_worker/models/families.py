@@ -19,6 +19,7 @@ from gpu_worker.models.llama import (
 from gpu_worker.models.phi import read_phi3
 from gpu_worker.models.qwen import read_qwen2, read_qwen3
 from gpu_worker.models.seed import read_seed_oss
+from gpu_worker.models.wrappers import read_mistral3, read_qwen2_5_vl, read_qwen3_vl
 
 FAMILIES: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "llama": read_llama,
@@ -34,4 +35,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "phi3": read_phi3,
     "granite": read_granite,
     "seed_oss": read_seed_oss,
+    "mistral3": read_mistral3,
+    "qwen2_5_vl": read_qwen2_5_vl,
+    "qwen3_vl": read_qwen3_vl,
 }

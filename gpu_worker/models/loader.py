@@ -75,7 +75,9 @@ def load_model(
     config = read_config(source).served_up_to(max_model_len)
     checkpoint = None
     if not is_dummy:
-        checkpoint = _checked_checkpoint(source, config)
+        checkpoint = _open(source, config)
+        config = config.named_as(checkpoint.names())
+        _check(checkpoint, config)
         config = _settle_head(checkpoint, config)
     decoder = _allocate(config, torch.device(device), dtype or checkpoint_dtype(config))
     if checkpoint is None:
@@ -102,7 +104,8 @@ def check_model(
     config = read_config(source)
     # of a model of the hub, weights may still have to come
     if not is_dummy and Path(path_or_id).expanduser().exists():
-        _checked_checkpoint(source, config)
+        checkpoint = _open(source, config)
+        _check(checkpoint, config.named_as(checkpoint.names()))
     return config
 
 
@@ -141,16 +144,22 @@ def _gguf_config(head: GGUFHead) -> ModelConfig:
     return config.with_attention(rope=replace(rope, frequency_factors=factors))
 
 
-def _checked_checkpoint(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
-    """Open the weights. Raises ModelError unless every tensor is used or needless. Takes no memory."""
-    checkpoint = GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
+def _open(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
+    return GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
+
+
+def _check(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> None:
+    """Raise ModelError unless every tensor is used or needless. Takes no memory."""
     if config.head in checkpoint.names():
         config = replace(config, tie_word_embeddings=False)
     # RoPE's frequencies follow from the configuration
-    needless = frozenset(name for name in checkpoint.names() if name.endswith(".rotary_emb.inv_freq"))
+    needless = frozenset(
+        name
+        for name in checkpoint.names()
+        if name.endswith(".rotary_emb.inv_freq") or name.startswith(config.skipped)
+    )
     decoder = Decoder(config, torch.device("meta"), torch.float32)
     checkpoint.check({name: part for name, (_, part) in checkpoint_parts(decoder).items()}, needless)
-    return checkpoint
 
 
 def _settle_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> ModelConfig:

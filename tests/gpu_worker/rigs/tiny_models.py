@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     Ernie4_5Config,
     Glm4Config,
     GlmConfig,
@@ -16,12 +17,15 @@ from transformers import (
     InternLM3Config,
     IQuestCoderConfig,
     LlamaConfig,
+    Mistral3Config,
     MistralConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3VLConfig,
     SeedOssConfig,
 )
 
@@ -61,6 +65,20 @@ _GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 0.3,
 }
+
+_VISION: dict[str, object] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "head_dim": 8,
+    "out_hidden_size": 48,
+}
+
+
+def _mrope(*sections: int) -> dict[str, object]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
 
 
 def _longrope(num_frequencies: int) -> dict[str, object]:
@@ -119,13 +137,31 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "ernie4_5-biases": lambda: Ernie4_5Config(
         **_shape(head_dim=16, use_bias=True, tie_word_embeddings=False)
     ),
+    "mistral3": lambda: Mistral3Config(
+        text_config=_shape(model_type="mistral", head_dim=16, sliding_window=None), vision_config=_VISION
+    ),
+    "mistral3-untied": lambda: Mistral3Config(
+        text_config=_shape(model_type="mistral", head_dim=16, sliding_window=None),
+        vision_config=_VISION,
+        tie_word_embeddings=False,
+    ),
+    "qwen2_5_vl": lambda: Qwen2_5_VLConfig(
+        text_config=_shape(rope_parameters=_mrope(1, 1, 2)), vision_config=_VISION | {"depth": 1}
+    ),
+    "qwen3_vl": lambda: Qwen3VLConfig(
+        text_config=_shape(head_dim=16, rope_parameters=_mrope(2, 3, 3)),
+        vision_config=_VISION | {"depth": 1, "deepstack_visual_indexes": [0]},
+        tie_word_embeddings=True,
+    ),
     "helium": lambda: HeliumConfig(**_shape(head_dim=8, attention_bias=True, mlp_bias=True)),
 }
 
 
 def make_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A model whose every weight matters: no zero bias, no norm of ones, logits of order one."""
-    model = AutoModelForCausalLM.from_config(config).eval().float()
+    is_text = not hasattr(config, "vision_config")
+    model = (AutoModelForCausalLM if is_text else AutoModelForImageTextToText).from_config(config)
+    model = model.eval().float()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
