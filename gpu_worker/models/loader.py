@@ -21,7 +21,8 @@ from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.decoder import Decoder
 from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
-from gpu_worker.models.gguf_config import gguf_fields
+from gpu_worker.models.gguf_config import FREQUENCIES, LONG_FACTORS, gguf_fields
+from gpu_worker.models.gguf_data import GGUFData
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # nested folders hold other formats of the same weights, as does consolidated.safetensors
@@ -132,9 +133,11 @@ def _gguf_head(path: Path) -> GGUFHead:
 
 
 def _gguf_config(head: GGUFHead) -> ModelConfig:
-    fields = gguf_fields(head)
+    data = GGUFData(head)
+    long = {field: list(data.factors(name)) for field, name in LONG_FACTORS.items() if name in head.tensors}
+    fields = gguf_fields(head, long)
     config = FAMILIES[fields.text("model_type")](fields)
-    factors, rope = GGUFCheckpoint(head, config).frequency_factors(), config.layers[0].attention.rope
+    factors, rope = data.factors(FREQUENCIES), config.layers[0].attention.rope
     # the architectures that a file may have turn all heads alike
     assert rope is not None
     if factors and len(factors) != rope.rotary_dim // 2:

@@ -31,6 +31,17 @@ FILES: dict[str, tuple[str, Kind, dict[str, object]]] = {
     "mistral-window": ("mistral", Kind.Q4_0, {"sliding_window": 48}),
     "qwen2-yarn": ("qwen2-yarn", Kind.Q4_1, {}),
     "qwen3": ("qwen3", Kind.BF16, {}),
+    "phi3": ("phi3", Kind.Q8_0, {}),
+    "phi4-longrope": (
+        "phi4-mini",
+        Kind.F16,
+        {"num_attention_heads": 6, "original_max_position_embeddings": 64},
+    ),
+    "granite": ("granite-tied-biases", Kind.Q8_0, {}),
+    "seed_oss": ("seed_oss", Kind.Q8_0, {}),
+    "seed_oss-biases": ("seed_oss-biases", Kind.F16, {}),
+    "ernie4_5": ("ernie4_5", Kind.F16, {}),
+    "glm4": ("glm4", Kind.F32, {}),
 }
 
 
@@ -59,9 +70,12 @@ def test_logits_equal_those_of_the_model_it_was_made_of(name: str, tmp_path: Pat
     assert loaded.source == str(tmp_path / "m.gguf")
 
 
-@pytest.mark.parametrize("arch", ["llama", "mistral"])
-def test_both_names_of_the_mistral_architecture(arch: str, tmp_path: Path) -> None:
-    rival = make_model(config_of("mistral"))
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("mistral", "llama"), ("mistral", "mistral"), ("qwen2-tied", "qwen2vl"), ("qwen3", "qwen3vl")],
+)
+def test_a_family_with_two_names_of_its_architecture(name: str, arch: str, tmp_path: Path) -> None:
+    rival = make_model(config_of(name))
     loaded = load(write_gguf(rival, tmp_path / "m.gguf", arch=arch))
     token_ids = random_token_ids(20)
     torch.testing.assert_close(
@@ -104,6 +118,10 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         "attn_factor is 0.5",
     ),
     "partial rotation": ({"qwen3__rope__dimension_count": 8}, "RoPE turns 8 elements of a head of 16"),
+    "rope with axes": (
+        {"arch": "glm4", "glm4__rope__dimension_sections": [8, 12, 12, 0]},
+        "RoPE with axes is not supported for 'glm4'",
+    ),
     "heads by layer": ({"qwen3__attention__head_count_kv": [2, 1]}, "'qwen3.attention.head_count_kv' is [2, 1]"),
     "no layers": ({"qwen3__block_count": None}, "'qwen3.block_count' is missing"),
     "another shape": ({"qwen3__feed_forward_length": 128}, "the metadata asks for [128, 96]"),

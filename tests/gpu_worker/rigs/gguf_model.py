@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedModel
 
 # what llama.cpp turns by neighbours, so that its files hold their rows in another order
-TURNED_BY_NEIGHBOURS = ("llama", "mistral")
+TURNED_BY_NEIGHBOURS = ("llama", "mistral", "granite")
+# Where a file's architecture is not the family's name.
+TENSORS = {"mistral": "llama", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
 
 
 def write_gguf(
@@ -25,8 +29,10 @@ def write_gguf(
     model has. changes: metadata by key, `__` for a dot; None leaves a key out."""
     config = model.config
     arch = changes.pop("arch", config.model_type)
-    # the names are the same for all, and Qwen3 has the most
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    kinds = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(
+        kinds[TENSORS.get(config.model_type, config.model_type)], config.num_hidden_layers
+    )
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (metadata(model, arch) | {k.replace("__", "."): v for k, v in changes.items()}).items():
         add = {
@@ -37,6 +43,9 @@ def write_gguf(
         }
         if value is not None:
             add[type(value)](key, value)
+    for length in ("short", "long"):
+        if factors := config.rope_parameters.get(f"{length}_factor"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(factors, dtype=np.float32))
     if config.rope_parameters.get("rope_type") == "llama3":
         factors = frequency_factors(model)
         writer.add_tensor("rope_freqs.weight", factors.numpy())
@@ -78,6 +87,22 @@ def metadata(model: PreTrainedModel, arch: str) -> dict[str, object]:
     if rope["rope_type"] in ("linear", "yarn"):
         values |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
         values["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        values["rope.scaling.original_context_length"] = original
+        values["rope.scaling.attn_factor"] = math.sqrt(
+            1 + math.log(config.max_position_embeddings / original) / math.log(original)
+        )
+    if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        values["rope.dimension_count"] = int(part * head_dim)
+    multipliers = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    values |= {key: getattr(config, name, None) for key, name in multipliers.items()}
     return {f"{arch}.{key}": value for key, value in values.items()} | {
         "tokenizer.ggml.eos_token_id": config.eos_token_id
     }
