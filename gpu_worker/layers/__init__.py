@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from gpu_worker.layers.attention import AttentionSpec
 from gpu_worker.layers.block import Block, Part, Rank, Target, checkpoint_parts
-from gpu_worker.layers.layer import Layer, LayerSpec
+from gpu_worker.layers.head_norms import HeadNorms, NormsAfterRope, NormsOverWidth
+from gpu_worker.layers.layer import Layer, LayerSpec, ParallelLayerSpec
 from gpu_worker.layers.linear import Linear, LinearSpec, Piece, Source, Split, WeightFormat
 from gpu_worker.layers.mlp import MlpSpec
+from gpu_worker.layers.norm import (
+    LayerNorm,
+    Norm,
+    PlainLayerNorm,
+    RmsNorm,
+    ScaledLayerNorm,
+    ShiftedLayerNorm,
+    ShiftedRmsNorm,
+)
 from gpu_worker.layers.rope import RopeSpec
 
 __all__ = [
     "AttentionSpec",
     "Block",
+    "HeadNorms",
     "Layer",
+    "LayerNorm",
     "LayerSpec",
     "Linear",
     "LinearSpec",
     "MlpSpec",
+    "Norm",
+    "NormsAfterRope",
+    "NormsOverWidth",
+    "ParallelLayerSpec",
     "Part",
     "Piece",
+    "PlainLayerNorm",
     "Rank",
+    "RmsNorm",
     "RopeSpec",
+    "ScaledLayerNorm",
+    "ShiftedLayerNorm",
+    "ShiftedRmsNorm",
     "Source",
     "Split",
     "Target",

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gpu_worker.kernels.rope import rope
 from gpu_worker.layers.block import Module, Target, Whole
+from gpu_worker.layers.head_norms import HeadNorms, NormsInRope
 from gpu_worker.layers.linear import Linear, LinearSpec
-from gpu_worker.layers.norm import Norm
 from gpu_worker.layers.rope import Rope, RopeSpec
 
 
@@ -21,7 +21,8 @@ class AttentionSpec:
     output: the projection of all query heads.
     scale: multiplies q·k before the softmax.
     rope: None for a layer whose heads are not turned.
-    q_norm, k_norm: modules of an RMSNorm of each head before RoPE, both or none.
+    head_norms: modules of the norms of queries and keys.
+    norms: what these norm, and when.
     window: last tokens that a query attends, itself included; None for all.
     sinks: the tensor with a logit for each query head, which takes part in the softmax without a value.
     soft_cap: c of c * tanh(logit / c), applied to logits before the softmax.
@@ -34,8 +35,8 @@ class AttentionSpec:
     output: LinearSpec
     scale: float
     rope: RopeSpec | None
-    q_norm: str | None = None
-    k_norm: str | None = None
+    head_norms: tuple[str, str] | None = None
+    norms: type[HeadNorms] = NormsInRope
     window: int | None = None
     sinks: str | None = None
     soft_cap: float | None = None
@@ -61,13 +62,11 @@ class Attention(Module):
         super().__init__()
         ours, shared = (target.rank.of(num, "heads") for num in (spec.num_heads, spec.num_kv_heads))
         self._num_heads, self._num_kv_heads = ours.stop - ours.start, shared.stop - shared.start
-        self._eps = eps
         self.rope = rope
         self.qkv = Linear(spec.qkv, prefix, target)
-        self.q_norm, self.k_norm = (
-            Norm(prefix + name, spec.head_dim, target) if name else None
-            for name in (spec.q_norm, spec.k_norm)
-        )
+        names = (prefix + spec.head_norms[0], prefix + spec.head_norms[1]) if spec.head_norms else None
+        heads = self._num_heads, self._num_kv_heads
+        self.head_norms = spec.norms(names, heads, spec.head_dim, eps, target)
         self.o = Linear(spec.output, prefix, target)
         self.sinks = Whole(prefix + spec.sinks, (spec.num_heads,), target) if spec.sinks else None
 
@@ -75,18 +74,19 @@ class Attention(Module):
         self, inputs: Tensor, positions: Tensor, rows: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of normed hidden states; see `Decoder.project_qkv`."""
-        return rope(
-            self.qkv.matmul(inputs),
+        norms = self.head_norms
+        queries, keys, values = rope(
+            norms.before(self.qkv.matmul(inputs)),
             self.rope.table,
             positions,
             self._num_heads,
             self._num_kv_heads,
             self.rope.interleaved,
-            None if self.q_norm is None else self.q_norm.weight,
-            None if self.k_norm is None else self.k_norm.weight,
-            self._eps,
+            *norms.weights(),
+            norms.eps,
             rows,
         )
+        return self.rope.scale_queries(norms.after(queries, keys), positions), keys, values
 
     def output(self, attention: Tensor) -> Tensor:
         """Attention [T, num_heads, head_dim] to [T, hidden_size]."""

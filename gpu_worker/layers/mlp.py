@@ -12,8 +12,31 @@ from gpu_worker.kernels.silu_mul import silu_mul
 from gpu_worker.layers.block import Module, Target
 from gpu_worker.layers.linear import Linear, LinearSpec
 
+
+def gelu_tanh(rows: Tensor) -> Tensor:
+    """Return GELU by its approximation with a tanh."""
+    return F.gelu(rows, approximate="tanh")
+
+
+def gelu_tanh_mul(rows: Tensor) -> Tensor:
+    """Return `gelu_tanh` of the first half of each row times the second half."""
+    gate, up = rows.tensor_split(2, dim=-1)
+    return gelu_tanh(gate).mul_(up)
+
+
+def relu2(rows: Tensor) -> Tensor:
+    """Return the square of ReLU."""
+    return F.relu(rows).square_()
+
+
 # By name: a spec names what computes rows. silu_mul: a gate's SiLU times the outputs behind it.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu_mul": silu_mul, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu_mul": silu_mul,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_tanh_mul": gelu_tanh_mul,
+    "relu2": relu2,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ class RopeSpec:
 
     `interleaved` pairs neighbours (0, 1), (2, 3), ...; otherwise element i pairs with i + rotary_dim / 2. The
     fields after `factor` matter only to the types that use them; `attention_factor` None means the type's own
-    default. `frequency_factors`, one for each frequency or none, divide them first, whatever the type.
-    `for_length` makes them of `long_factors` or `short_factors`, where there are any.
+    default. `query_growth` g multiplies queries by 1 + g * ln(1 + floor(position / original_max_position_embeddings)).
+    `frequency_factors`, one for each frequency or none, divide them first, whatever the type. `for_length` makes them
+    of `long_factors` or `short_factors`, where there are any.
     """
 
     rope_type: str
@@ -35,6 +36,7 @@ class RopeSpec:
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
     truncate: bool = True
+    query_growth: float = 0.0
     frequency_factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
@@ -52,6 +54,7 @@ class Rope(torch.nn.Module):
     """The table of a RopeSpec, which layers share; None turns by nothing. Never part of the weights."""
 
     table: torch.Tensor
+    query_scale: torch.Tensor | None
 
     def __init__(self, spec: RopeSpec | None, num_positions: int, target: Target) -> None:
         super().__init__()
@@ -60,6 +63,14 @@ class Rope(torch.nn.Module):
         spec = spec or RopeSpec("linear", 1.0, 2, factor=math.inf)
         table = rope_table(spec, num_positions, target.device, target.dtype)
         self.register_buffer("table", table, persistent=False)
+        growth = query_growth(spec, num_positions, target) if spec.query_growth else None
+        self.register_buffer("query_scale", growth, persistent=False)
+
+    def scale_queries(self, queries: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Multiply queries [T, H, d] by the factors of their positions, where the spec has any."""
+        if self.query_scale is None:
+            return queries
+        return queries * self.query_scale.index_select(0, positions)[:, None, None]
 
 
 # rope -> (inverse frequencies float32 [rotary_dim / 2], factor on cos and sin)
@@ -80,6 +91,13 @@ def rope_table(rope: RopeSpec, num_positions: int, device: torch.device, dtype: 
     else:
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
     return torch.stack((cos, sin), 1).to(dtype)
+
+
+def query_growth(rope: RopeSpec, num_positions: int, target: Target) -> torch.Tensor:
+    """Return the factor on queries by position: [num_positions] of the target's type, computed in float32."""
+    positions = torch.arange(num_positions, dtype=torch.float32, device=target.device)
+    steps = torch.floor(positions / rope.original_max_position_embeddings)
+    return (1 + rope.query_growth * torch.log(1 + steps)).to(target.dtype)
 
 
 def _default(rope: RopeSpec) -> tuple[torch.Tensor, float]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_worker.errors import ModelError
-from gpu_worker.layers import AttentionSpec, LayerSpec
+from gpu_worker.layers import AttentionSpec, LayerSpec, Norm, RmsNorm
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder: its layers, and what stands before and behind them.
 
-    eps: of the norm behind the last layer.
+    eps, norm: of the norm behind the last layer, and its kind.
     max_model_len: tokens up to which the decoder computes what the model does.
     embedding, final_norm, head: tensors of the checkpoint.
     layer_prefix: of a layer's tensors there, before its number.
@@ -38,6 +38,7 @@ class ModelConfig:
     text_prefixes: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    norm: type[Norm] = RmsNorm
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     checkpoint_dtype: str | None = None

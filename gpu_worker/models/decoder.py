@@ -6,8 +6,7 @@ import torch
 
 from gpu_worker.layers.block import ALONE, Rank, Target
 from gpu_worker.layers.embedding import Embedding
-from gpu_worker.layers.layer import Layer
-from gpu_worker.layers.norm import Norm, normed, scaled
+from gpu_worker.layers.norm import normed, scaled
 from gpu_worker.layers.rope import Rope
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.row_format import row_format
@@ -37,13 +36,13 @@ class Decoder(torch.nn.Module):
         settings = {each.rope for each in config.attentions}
         ropes = {each: Rope(each, config.max_model_len, target) for each in settings}
         layers = [
-            Layer(spec, f"{config.layer_prefix}{index}.", ropes[spec.attention.rope], target)
+            spec.build(f"{config.layer_prefix}{index}.", ropes[spec.attention.rope], target)
             for index, spec in enumerate(config.layers)
         ]
         self.layers = torch.nn.ModuleList(layers)
         # a plain list: looking into a ModuleList takes a microsecond
         self._layers = layers
-        self.final_norm = Norm(config.final_norm, config.hidden_size, target)
+        self.final_norm = config.norm(config.final_norm, config.hidden_size, config.eps, target)
 
     @property
     def device(self) -> torch.device:
@@ -93,5 +92,4 @@ class Decoder(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the last layer [T, hidden_size] to logits float32 [T, vocab_size]."""
-        normed_hidden = normed(hidden, self.final_norm, self.config.eps)
-        return scaled(self.head.logits(normed_hidden), self.config.logit_scale)
+        return scaled(self.head.logits(normed(hidden, self.final_norm)), self.config.logit_scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_worker.layers import LayerSpec
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
@@ -18,6 +20,15 @@ def read_mistral(fields: ConfigFields) -> ModelConfig:
     """Mistral 7B v0.1 to v0.3 and its relatives: v0.1 slides in every layer; later versions write null."""
     shape = read_shape(fields)
     return shape.model(LayerSpec(shape.eps, shape.attention(), shape.gated_mlp()), read_window(fields))
+
+
+def read_ministral3(fields: ConfigFields) -> ModelConfig:
+    """Ministral 3 and Devstral 2: a Mistral whose queries grow with their position."""
+    shape = read_shape(fields)
+    settings = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
+    rope = replace(shape.rope, query_growth=settings.number("llama_4_scaling_beta", 0.0, 1e3, default=0.0))
+    attention = replace(shape.attention(), rope=rope)
+    return shape.model(LayerSpec(shape.eps, attention, shape.gated_mlp()), read_window(fields))
 
 
 def read_internlm3(fields: ConfigFields) -> ModelConfig:

@@ -55,17 +55,32 @@ class Shape:
             output=LinearSpec(num_queries, output, output_bias, Split.COLUMNS),
             scale=self.head_dim**-0.5,
             rope=self.rope,
-            q_norm="self_attn.q_norm" if head_norms else None,
-            k_norm="self_attn.k_norm" if head_norms else None,
+            head_norms=("self_attn.q_norm", "self_attn.k_norm") if head_norms else None,
         )
 
-    def gated_mlp(self, *, bias: bool = False, fused: bool = False) -> MlpSpec:
-        """SiLU-gated MLP. fused: the checkpoint stores gate and up as one matrix."""
+    def gated_mlp(self, activation: str = "silu_mul", *, bias: bool = False, fused: bool = False) -> MlpSpec:
+        """MLP with a gate. activation: a name of `ACTIVATIONS`. fused: the checkpoint has gate and up in one matrix."""
         size = self.intermediate_size
         apart = Source("mlp.gate_proj", (size,)), Source("mlp.up_proj", (size,))
         up = (Source("mlp.gate_up_proj", (size, size)),) if fused else apart
         down = (Source("mlp.down_proj", (self.hidden_size,)),)
-        return MlpSpec(LinearSpec(self.hidden_size, up, bias), LinearSpec(size, down, bias, Split.COLUMNS))
+        return MlpSpec(
+            LinearSpec(self.hidden_size, up, bias),
+            LinearSpec(size, down, bias, Split.COLUMNS),
+            activation,
+        )
+
+    def plain_mlp(
+        self, activation: str, *, bias: bool = False, names: tuple[str, str] = ("up_proj", "down_proj")
+    ) -> MlpSpec:
+        """MLP without a gate. activation: a name of `ACTIVATIONS`. names: of its modules."""
+        size = self.intermediate_size
+        up, down = Source(f"mlp.{names[0]}", (size,)), Source(f"mlp.{names[1]}", (self.hidden_size,))
+        return MlpSpec(
+            LinearSpec(self.hidden_size, (up,), bias),
+            LinearSpec(size, (down,), bias, Split.COLUMNS),
+            activation,
+        )
 
     def model(self, layer: LayerSpec, window: int | None = None) -> ModelConfig:
         """A model of such layers. window: tokens that some of them see; None for all.
@@ -77,7 +92,8 @@ class Shape:
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             layers=(layer,) * self.num_layers,
-            eps=self.eps,
+            eps=layer.eps,
+            norm=layer.norm,
             max_model_len=self.max_model_len if window is None else min(self.max_model_len, window),
             tie_word_embeddings=self.tie_word_embeddings,
             checkpoint_dtype=self.checkpoint_dtype,
@@ -93,11 +109,13 @@ def read_shape(
     rope_theta: float = 10000.0,
     activations: tuple[str, ...] = ("silu", "swish"),
     tied: bool = False,
+    eps: str = "rms_norm_eps",
 ) -> Shape:
     """Read and check the shared fields. Raises ModelError.
 
     interleaved: the family's RoPE turns neighbours.
     activations: the names of the family's `hidden_act`, the first where config.json has none.
+    eps: the field of that name.
     partial_rotary_factor, rope_theta, tied: what the family means where config.json says nothing.
     """
     if fields.has("quantization_config"):
@@ -130,7 +148,7 @@ def read_shape(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        eps=fields.number("rms_norm_eps", 0.0, 1.0),
+        eps=fields.number(eps, 0.0, 1.0),
         rope=rope,
         max_model_len=max_model_len(rope, max_position_embeddings),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=tied),

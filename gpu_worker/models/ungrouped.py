@@ -29,6 +29,10 @@ def ungrouped(model: LoadedModel) -> LoadedModel:
     for name, tensor in tensors.items():
         if ".qkv." in name:
             tensors[name] = torch.nn.Parameter(_repeated(tensor, config), requires_grad=False)
+        elif decoder.get_parameter(name).shape != tensor.shape:
+            # a norm over all key heads, whose mean square stays
+            repeated = _repeated_heads(tensor, config)
+            tensors[name] = torch.nn.Parameter(repeated, requires_grad=False)
     decoder.load_state_dict(tensors, assign=True)
     for name, table in model.decoder.named_buffers():
         owner, _, last = name.rpartition(".")
@@ -45,11 +49,13 @@ def _widened(spec: AttentionSpec) -> AttentionSpec:
 
 def _repeated(fused: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Rows of query, key and value heads, the key's and value's once for each query head of their group."""
-    dim, group = config.head_dim, config.group_size
+    dim = config.head_dim
     query, key, value = fused.split(
         [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
     )
-    wide = [
-        part.unflatten(0, (-1, dim)).repeat_interleave(group, dim=0).flatten(0, 1) for part in (key, value)
-    ]
-    return torch.cat([query, *wide])
+    return torch.cat([query, *(_repeated_heads(part, config) for part in (key, value))])
+
+
+def _repeated_heads(rows: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    heads = rows.unflatten(0, (-1, config.head_dim))
+    return heads.repeat_interleave(config.group_size, dim=0).flatten(0, 1)

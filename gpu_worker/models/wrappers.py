@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
-from gpu_worker.models.llama import read_mistral
+from gpu_worker.models.llama import read_ministral3, read_mistral
 from gpu_worker.models.qwen import read_qwen2, read_qwen3
 
 # text models that a Mistral 3 wraps
-_MISTRALS = {"mistral": read_mistral}
+_MISTRALS = {"mistral": read_mistral, "ministral3": read_ministral3}
 _VISION = ("vision_tower.", "multi_modal_projector.", "visual.")
 # where text lies: in files of transformers 5, in older ones, in those without a prefix of its own
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")

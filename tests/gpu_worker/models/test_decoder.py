@@ -11,6 +11,8 @@ from transformers import MistralConfig, Qwen2Config
 from gpu_worker.models import load_model
 
 NANO = Path(__file__).parents[3] / "models" / "carrel-nano"
+# One model for each block that few families have.
+BLOCKS = ["granite", "ministral3", "smollm3", "hunyuan_v1_dense", "olmo2", "gemma", "cohere", "starcoder2"]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -70,7 +72,7 @@ def test_the_longest_context_decides_the_factors_of_longrope(tmp_path: Path) -> 
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llama3-group4-tied", "qwen3", "glm4"])
+@pytest.mark.parametrize("name", ["llama3-group4-tied", "qwen3", "glm4", *BLOCKS])
 def test_tokens_of_mixed_sequences_do_not_touch_each_other(name: str, tmp_path: Path) -> None:
     save_model(CONFIGS[name](), tmp_path)
     decoder = load_model(str(tmp_path), device="cpu", dtype=torch.float32).decoder
@@ -96,7 +98,21 @@ def test_tokens_of_mixed_sequences_do_not_touch_each_other(name: str, tmp_path: 
         assert decoder.finish_layer(0, hidden[:0], attention[:0]).shape == (0, config.hidden_size)
 
 
-@pytest.mark.parametrize("name", ["llama2-group1", "llama-linear-biases", "glm4"])
+@pytest.mark.parametrize("name", ["qwen3", *BLOCKS])
+def test_rows_are_filled_with_the_keys_and_values_that_are_returned(name: str, tmp_path: Path) -> None:
+    save_model(CONFIGS[name](), tmp_path)
+    decoder = load_model(str(tmp_path), device="cpu", dtype=torch.float32).decoder
+    config = decoder.config
+    rows = torch.full((config.num_kv_heads, 9, decoder.row_format.row_elements), float("nan"))
+    with torch.inference_mode():
+        hidden, positions = decoder.embed(random_token_ids(9)), torch.arange(9)
+        expected = decoder.project_qkv(0, hidden, positions)
+        for got, want in zip(decoder.project_qkv(0, hidden, positions, rows), expected, strict=True):
+            torch.testing.assert_close(got, want)
+    torch.testing.assert_close(rows.transpose(0, 1), torch.cat(expected[1:], dim=-1))
+
+
+@pytest.mark.parametrize("name", ["llama2-group1", "llama-linear-biases", "glm4", *BLOCKS])
 def test_inputs_are_only_read(name: str, tmp_path: Path) -> None:
     save_model(CONFIGS[name](), tmp_path)
     decoder = load_model(str(tmp_path), device="cpu", dtype=torch.float32).decoder
@@ -111,8 +127,9 @@ def test_inputs_are_only_read(name: str, tmp_path: Path) -> None:
         assert torch.equal(attention, attention_before)
 
 
-def test_bf16_stays_near_float32(tmp_path: Path) -> None:
-    save_model(CONFIGS["qwen3"](), tmp_path)
+@pytest.mark.parametrize("name", ["qwen3", "nemotron", "olmo", *BLOCKS])
+def test_bf16_stays_near_float32(name: str, tmp_path: Path) -> None:
+    save_model(CONFIGS[name](), tmp_path)
     exact = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
     rounded = load_model(str(tmp_path), device="cpu", dtype=torch.bfloat16)
     assert rounded.decoder.dtype == torch.bfloat16

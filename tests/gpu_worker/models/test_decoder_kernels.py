@@ -30,7 +30,22 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-linear-biases", "llama3-group4-tied", "qwen2-tied", "qwen3-biases", "glm", "glm4"]
+    "name",
+    [
+        "llama-linear-biases",
+        "llama3-group4-tied",
+        "qwen2-tied",
+        "qwen3-biases",
+        "glm",
+        "glm4",
+        "phi4-mini",
+        "ministral3",
+        "smollm3",
+        "hunyuan_v1_dense",
+        "olmo2-group4",
+        "gemma",
+        "cohere",
+    ],
 )
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     rival = save_model(CONFIGS[name](), tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import CONFIGS, random_token_ids, save_model
 
 from gpu_worker.kernels.prefill_attention import attend_chunk_naive
 from gpu_worker.models import LoadedModel, load_model
@@ -41,6 +42,15 @@ def test_the_function_stays_and_every_query_head_has_its_own_kv(nano: LoadedMode
     _, key, _ = wide.decoder.project_qkv(0, wide.decoder.embed(token_ids), torch.arange(40))
     _, shared, _ = nano.decoder.project_qkv(0, nano.decoder.embed(token_ids), torch.arange(40))
     torch.testing.assert_close(key, shared.repeat_interleave(nano.config.group_size, dim=1))
+
+
+@pytest.mark.parametrize("name", ["phi3", "ministral3", "hunyuan_v1_dense", "olmo2"])
+def test_every_kind_of_projection_is_widened(name: str, tmp_path: Path) -> None:
+    save_model(CONFIGS[name](), tmp_path)
+    model, token_ids = load_model(str(tmp_path), device="cpu", dtype=torch.float32), random_token_ids(40)
+    wide = ungrouped(model)
+    assert wide.config.num_kv_heads == model.config.num_heads
+    torch.testing.assert_close(logits(wide, token_ids), logits(model, token_ids), atol=1e-4, rtol=1e-4)
 
 
 def test_other_weights_are_the_same_memory(nano: LoadedModel) -> None:

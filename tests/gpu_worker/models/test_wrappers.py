@@ -76,6 +76,6 @@ def test_another_text_is_refused_by_name(tmp_path: Path) -> None:
     values["text_config"]["model_type"] = "mistral4"
     path.write_text(json.dumps(values))
     with pytest.raises(
-        ModelError, match="text_config: field 'model_type' is 'mistral4'; expected one of mistral"
+        ModelError, match="text_config: field 'model_type' is 'mistral4'; expected one of ministral3, mistral"
     ):
         load(tmp_path)

@@ -7,18 +7,28 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    CohereConfig,
     Ernie4_5Config,
+    Exaone4Config,
+    GemmaConfig,
     Glm4Config,
     GlmConfig,
     GraniteConfig,
     HeliumConfig,
+    HunYuanDenseV1Config,
     InternLM3Config,
     IQuestCoderConfig,
+    Jais2Config,
     LlamaConfig,
+    Ministral3Config,
     Mistral3Config,
     MistralConfig,
+    NemotronConfig,
+    Olmo2Config,
+    OlmoConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -27,6 +37,9 @@ from transformers import (
     Qwen3Config,
     Qwen3VLConfig,
     SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 VOCAB_SIZE = 101
@@ -153,6 +166,42 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         vision_config=_VISION | {"depth": 1, "deepstack_visual_indexes": [0]},
         tie_word_embeddings=True,
     ),
+    "ministral3": lambda: Ministral3Config(
+        **_shape(head_dim=16), rope_parameters=_YARN | {"llama_4_scaling_beta": 0.3}
+    ),
+    "mistral3-ministral3": lambda: Mistral3Config(
+        text_config=_shape(
+            model_type="ministral3", head_dim=16, rope_parameters=_YARN | {"llama_4_scaling_beta": 0.3}
+        ),
+        vision_config=_VISION,
+    ),
+    "smollm3": lambda: SmolLM3Config(**_shape(num_hidden_layers=3, no_rope_layer_interval=2)),
+    "smollm3-untied": lambda: SmolLM3Config(
+        **_shape(no_rope_layers=[0, 1], attention_bias=True, mlp_bias=True, tie_word_embeddings=False)
+    ),
+    "olmo": lambda: OlmoConfig(**_shape()),
+    "olmo2": lambda: Olmo2Config(**_shape()),
+    "olmo2-group4": lambda: Olmo2Config(**_shape(num_attention_heads=4, num_key_value_heads=1)),
+    "hunyuan_v1_dense": lambda: HunYuanDenseV1Config(**_shape(head_dim=16)),
+    "hunyuan_v1_dense-alpha": lambda: HunYuanDenseV1Config(
+        **_shape(head_dim=16, tie_word_embeddings=True),
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
+    ),
+    "exaone4": lambda: Exaone4Config(
+        **_shape(head_dim=16, sliding_window=None, layer_types=["full_attention"] * 2)
+    ),
+    "gemma": lambda: GemmaConfig(**_shape(head_dim=16, num_key_value_heads=1)),
+    "cohere": lambda: CohereConfig(**_shape(logit_scale=2.0)),
+    "stablelm": lambda: StableLmConfig(**_shape(num_attention_heads=3, num_key_value_heads=1)),
+    "stablelm-parallel": lambda: StableLmConfig(
+        **_shape(num_attention_heads=3, num_key_value_heads=3, use_qkv_bias=True, use_parallel_residual=True)
+    ),
+    "starcoder2": lambda: Starcoder2Config(**_shape()),
+    "starcoder2-no-bias": lambda: Starcoder2Config(**_shape(use_bias=False, tie_word_embeddings=False)),
+    "nemotron": lambda: NemotronConfig(**_shape()),
+    "arcee": lambda: ArceeConfig(**_shape()),
+    "arcee-biases": lambda: ArceeConfig(**_shape(attention_bias=True, mlp_bias=True)),
+    "jais2": lambda: Jais2Config(**_shape()),
     "helium": lambda: HeliumConfig(**_shape(head_dim=8, attention_bias=True, mlp_bias=True)),
 }
 

@@ -24,12 +24,19 @@ def gated(gate_up: Tensor) -> Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
-def rows_to_norm(num_rows: int, width: int, dtype: torch.dtype, adds: int, factor: float = 3.0) -> Arguments:
-    """adds: 0 nothing, 1 rows, 2 rows that are normed first."""
+def rows_to_norm(
+    num_rows: int,
+    width: int,
+    dtype: torch.dtype,
+    adds: int,
+    factor: float = 3.0,
+    weight_type: torch.dtype | None = None,
+) -> Arguments:
+    """adds: 0 nothing, 1 rows, 2 rows that are normed first. weight_type: None for that of the rows."""
     generator = torch.Generator().manual_seed(width)
     hidden, added = ((factor * torch.randn(num_rows, width, generator=generator)).to(dtype) for _ in range(2))
     hidden[:1] *= 0.01 if factor < 100 else 1.0
-    weight, added_weight = torch.randn(2, width, generator=generator).to(dtype)
+    weight, added_weight = torch.randn(2, width, generator=generator).to(weight_type or dtype)
     more = {"added": added, "added_weight": added_weight}
     return {"hidden": hidden, "weight": weight, "eps": EPS} | dict(list(more.items())[:adds])
 
@@ -196,6 +203,7 @@ OPERATIONS = (
         captured=True,
         cases=(
             *(case(rows_to_norm, *size, adds=adds) for adds in (2, 1, 0) for size in NORMED_ROWS),
+            *(case(rows_to_norm, 5, 65, kind, 2, weight_type=float32) for kind in (float16, bfloat16)),
             # Their squares are no numbers of 16 bits.
             case(rows_to_norm, 1, 4096, float16, 0, factor=300.0),
         ),
