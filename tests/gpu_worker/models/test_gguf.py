@@ -26,14 +26,14 @@ SMOLLM2 = ROOT / "models" / "smollm2.gguf"
 SIZES = {"hidden_size": 96, "intermediate_size": 64}
 
 FILES: dict[str, tuple[str, Kind, dict[str, object]]] = {
-    "llama-factors-tied": ("llama3-group4-tied", Kind.Q8_0, {"head_dim": 32}),
+    "llama-factors-tied": ("llama-3-group4-tied", Kind.Q8_0, {"head_dim": 32}),
     "llama-biases-linear": ("llama-linear-biases", Kind.F16, {}),
     "mistral-window": ("mistral", Kind.Q4_0, {"sliding_window": 48}),
     "qwen2-yarn": ("qwen2-yarn", Kind.Q4_1, {}),
     "qwen3": ("qwen3", Kind.BF16, {}),
     "phi3": ("phi3", Kind.Q8_0, {}),
     "phi4-longrope": (
-        "phi4-mini",
+        "phi3-4-mini",
         Kind.F16,
         {"num_attention_heads": 6, "original_max_position_embeddings": 64},
     ),

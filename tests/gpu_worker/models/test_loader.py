@@ -21,7 +21,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")
-    save_model(CONFIGS["llama2-group1"](), directory)
+    save_model(CONFIGS["llama-group1"](), directory)
     return directory
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from gpu_worker.errors import ModelError
 from gpu_worker.models import LoadedModel, load_model
 
-TIED = ["qwen2-tied", "llama3-group4-tied"]
+TIED = ["qwen2-tied", "llama-3-group4-tied"]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TOKENS = random_token_ids(40)
 
@@ -138,7 +138,7 @@ def test_a_tensor_of_a_gguf_file_that_the_model_has_no_use_for_is_refused(
 )
 @pytest.mark.parametrize("place", ["one file", "shards", "a shard, but not in the index"])
 def test_a_tensor_that_the_model_has_no_use_for_is_refused(name: str, place: str, tmp_path: Path) -> None:
-    save_model(CONFIGS["llama2-group1"](), tmp_path)
+    save_model(CONFIGS["llama-group1"](), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     extra = {name: torch.ones(4)}
     if place == "a shard, but not in the index":
@@ -173,7 +173,7 @@ def test_a_tensor_that_two_shards_hold_and_the_index_lists_in_neither_is_refused
 
 
 def test_weight_files_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_model(CONFIGS["llama2-group1"](), tmp_path)
+    save_model(CONFIGS["llama-group1"](), tmp_path)
     # The same weights in another format, as some repositories have beside the files.
     save_file({"tok_embeddings.weight": torch.ones(4)}, tmp_path / "consolidated.safetensors")
     with caplog.at_level(logging.WARNING):
@@ -187,7 +187,7 @@ def test_weight_files_that_are_not_read_are_named(tmp_path: Path, caplog: pytest
 
 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
-    save_model(CONFIGS["llama2-group1"](), tmp_path)
+    save_model(CONFIGS["llama-group1"](), tmp_path)
     save_file({"base_model.x.lora_A.weight": torch.ones(4)}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors.*merge_and_unload"):
         load(tmp_path)

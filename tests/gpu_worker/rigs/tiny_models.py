@@ -109,7 +109,7 @@ def _shape(**changes: object) -> dict[str, object]:
 
 # name -> config; group sizes 1, 3 and 4, heads wider and narrower than hidden / heads, tied and untied
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama2-group1": lambda: LlamaConfig(**_shape(num_key_value_heads=6)),
+    "llama-group1": lambda: LlamaConfig(**_shape(num_key_value_heads=6)),
     "llama-linear-biases": lambda: LlamaConfig(
         **_shape(attention_bias=True, mlp_bias=True),
         rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
@@ -117,7 +117,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama-dynamic": lambda: LlamaConfig(
         **_shape(), rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     ),
-    "llama3-group4-tied": lambda: LlamaConfig(
+    "llama-3-group4-tied": lambda: LlamaConfig(
         **_shape(num_attention_heads=4, num_key_value_heads=1, head_dim=20, tie_word_embeddings=True),
         rope_parameters=_LLAMA3,
     ),
@@ -130,7 +130,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "glm4": lambda: Glm4Config(**_shape(head_dim=16, num_attention_heads=4, num_key_value_heads=1)),
     "glm4-no-bias": lambda: Glm4Config(**_shape(head_dim=12, attention_bias=False)),
     "phi3": lambda: Phi3Config(**_shape(num_attention_heads=4)),
-    "phi4-mini": lambda: Phi3Config(
+    "phi3-4-mini": lambda: Phi3Config(
         **_shape(num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True),
         original_max_position_embeddings=MAX_POSITIONS,
         rope_parameters=_longrope(6) | {"partial_rotary_factor": 0.75},
