@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from carrel.process.logs import LogOptions
-from carrel.process.options import REQUIRED, auto_or_bytes, option, share_or_tokens
+from carrel.process.options import REQUIRED, auto_or_bytes, json_object, num_tokens, option, share_or_tokens
 from carrel.process.tracing import TraceOptions
 from gpu_worker.errors import ConfigError
 from gpu_worker.neighbours import NeighbourOptions
@@ -46,6 +46,16 @@ def read_memory_limit(text: str) -> int | float | None:
     return limit
 
 
+# as vLLM's users write them
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
+
+def config_overrides(text: str) -> dict[str, object]:
+    """Read fields of config.json; settings of RoPE alone are the value of one. Raises ValueError."""
+    values = json_object(text)
+    return {"rope_scaling": values} if {"rope_type", "type"} & values.keys() else values
+
+
 def device_name(text: str) -> str:
     """Raises ValueError for what is no device's name."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text):
@@ -60,8 +70,9 @@ class WorkerOptions(SelectionOptions):
     device: str = option("auto", "auto, cpu, cuda or cuda:INDEX", parse=device_name, metavar="DEVICE")
     dtype: Dtype = option(
         "auto",
-        "float32, bfloat16, float16, or auto: the checkpoint's own on a GPU, float32 on a CPU; where that has AMX or "
-        "AVX512-BF16, bfloat16 computes prompts faster",
+        "float32 or float, bfloat16, float16 or half, or auto: the checkpoint's own on a GPU, float32 on a CPU; where "
+        "that has AMX or AVX512-BF16, bfloat16 computes prompts faster",
+        parse=lambda text: _DTYPE_ALIASES.get(text, text),
         metavar="TYPE",
     )
     load_format: Literal["auto", "safetensors", "dummy"] = option(
@@ -73,10 +84,18 @@ class WorkerOptions(SelectionOptions):
     )
     max_model_len: int | None = option(
         None,
-        "longest prompt and answer together, in tokens (default: the model's)",
+        "longest prompt and answer together, in tokens, such as 131072 or 128K (default: the model's)",
+        parse=num_tokens,
         metavar="N",
         ge=2,
         le=2**24,
+    )
+    hf_overrides: dict[str, object] | None = option(
+        None,
+        "fields of config.json with other values, or settings of RoPE with a rope_type, as a JSON object",
+        also=("rope-scaling",),
+        parse=config_overrides,
+        metavar="JSON",
     )
     max_num_seqs: int | None = option(
         None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -134,6 +135,25 @@ def num_bytes(text: str) -> int:
     if size < 1:
         raise ValueError("must be a size such as 8G, 8GiB or 512MiB")
     return size
+
+
+def num_tokens(text: str) -> int:
+    """A number of tokens: "131072", "128K", "1M", in powers of 1024; "128k" and "1m" are 128,000 and a million."""
+    match = re.fullmatch(r"(\d{1,9})([kKmM]?)", text.strip())
+    if not match:
+        raise ValueError("must be a number of tokens such as 131072, 128K or 1M")
+    return int(match[1]) * {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}[match[2]]
+
+
+def json_object(text: str) -> dict[str, object]:
+    """Read a JSON object; raises ValueError for other text."""
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise ValueError(f'must be a JSON object, such as {{"rope_theta": 1e6}} ({exc})') from exc
+    if not isinstance(value, dict):
+        raise ValueError('must be a JSON object, such as {"rope_theta": 1e6}')
+    return value
 
 
 def auto_or_bytes(text: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,17 +12,13 @@ from typing import Literal
 import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 
-from carrel.process.gguf_file import GGUFError, GGUFHead, read_gguf
 from gpu_worker.errors import ModelError
 from gpu_worker.layers import Block, checkpoint_parts
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
-from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
-from gpu_worker.models.gguf_config import FREQUENCIES, LONG_FACTORS, gguf_fields
-from gpu_worker.models.gguf_data import GGUFData
+from gpu_worker.models.read_config import gguf_head, read_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # nested folders hold other formats of the same weights, as does consolidated.safetensors
@@ -57,6 +53,7 @@ def load_model(
     load_format: LoadFormat = "safetensors",
     download_dir: str | None = None,
     max_model_len: int | None = None,
+    overrides: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model's weights onto `device`; at most one checkpoint tensor is held at a time, and an embedding and a
@@ -64,8 +61,9 @@ def load_model(
 
     `dtype` None means the one config.json names, or float32; of a GGUF file that of its matrices, or bfloat16 where
     they are quantised. `load_format` "dummy" needs no more than config.json and makes seeded random weights on the
-    device. `max_model_len` bounds the contexts that will be served; None: all that the model can. Everything that can
-    be checked without reading weights is checked before any memory is taken. Raises ModelError.
+    device. `max_model_len` bounds the contexts that will be served; None: all that the model can.
+    `overrides`: fields of config.json with other values. Everything that can be checked without reading weights is
+    checked before any memory is taken. Raises ModelError.
     """
     if load_format not in ("safetensors", "dummy"):
         raise ModelError(f"load format {load_format!r} is not supported; supported: dummy, safetensors")
@@ -73,7 +71,7 @@ def load_model(
     source = resolve_source(
         path_or_id, revision=revision, download_dir=download_dir, with_weights=not is_dummy
     )
-    config = read_config(source).served_up_to(max_model_len)
+    config = read_config(source, overrides).served_up_to(max_model_len)
     checkpoint = None
     if not is_dummy:
         checkpoint = _open(source, config)
@@ -85,12 +83,18 @@ def load_model(
         _fill_random(decoder, progress)
     else:
         _fill(decoder, checkpoint, progress)
+        _check_finite(decoder, checkpoint)
     num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
     return LoadedModel(config, decoder, num_parameters, str(source))
 
 
 def check_model(
-    path_or_id: str, *, revision: str | None, load_format: LoadFormat, download_dir: str | None = None
+    path_or_id: str,
+    *,
+    revision: str | None,
+    load_format: LoadFormat,
+    download_dir: str | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> ModelConfig | None:
     """Check what `load_model` checks before it takes memory: configuration, names, shapes and types of the weights.
 
@@ -102,7 +106,7 @@ def check_model(
         if not isinstance(cached, str):
             return None
         source = Path(cached).parent
-    config = read_config(source)
+    config = read_config(source, overrides)
     # of a model of the hub, weights may still have to come
     if not is_dummy and Path(path_or_id).expanduser().exists():
         checkpoint = _open(source, config)
@@ -110,45 +114,8 @@ def check_model(
     return config
 
 
-def read_config(source: Path) -> ModelConfig:
-    """config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both. Of a GGUF file
-    its metadata."""
-    if source.is_file():
-        return _gguf_config(_gguf_head(source))
-    fields = ConfigFields.read(source / "config.json")
-    config = FAMILIES[fields.choice("model_type", FAMILIES)](fields)
-    path = source / "generation_config.json"
-    if not path.exists():
-        return config
-    generation = ConfigFields.read(path)
-    eos_token_ids = generation.token_ids("eos_token_id", config.vocab_size) + config.eos_token_ids
-    return replace(config, eos_token_ids=tuple(dict.fromkeys(eos_token_ids)))
-
-
-def _gguf_head(path: Path) -> GGUFHead:
-    try:
-        return read_gguf(path)
-    except GGUFError as exc:
-        raise ModelError(str(exc)) from exc
-
-
-def _gguf_config(head: GGUFHead) -> ModelConfig:
-    data = GGUFData(head)
-    long = {field: list(data.factors(name)) for field, name in LONG_FACTORS.items() if name in head.tensors}
-    fields = gguf_fields(head, long)
-    config = FAMILIES[fields.text("model_type")](fields)
-    factors, rope = data.factors(FREQUENCIES), config.layers[0].attention.rope
-    # the architectures that a file may have turn all heads alike
-    assert rope is not None
-    if factors and len(factors) != rope.rotary_dim // 2:
-        raise ModelError(
-            f"{head.path}: rope_freqs.weight holds {len(factors)} numbers; expected {rope.rotary_dim // 2}"
-        )
-    return config.with_attention(rope=replace(rope, frequency_factors=factors))
-
-
 def _open(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
-    return GGUFCheckpoint(_gguf_head(source), config) if source.is_file() else Checkpoint(source)
+    return GGUFCheckpoint(gguf_head(source), config) if source.is_file() else Checkpoint(source)
 
 
 def _check(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> None:
@@ -162,7 +129,16 @@ def _check(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> None
         if name.endswith(".rotary_emb.inv_freq") or name.startswith(config.skipped)
     )
     decoder = Decoder(config, torch.device("meta"), torch.float32)
-    checkpoint.check({name: part for name, (_, part) in checkpoint_parts(decoder).items()}, needless)
+    parts = {name: part for name, (_, part) in checkpoint_parts(decoder).items()}
+    try:
+        checkpoint.check(parts, needless)
+    except ModelError as error:
+        if config.quantization is None:
+            raise
+        raise ModelError(
+            f"{config.quantization}: these weights are quantised, and no quantised weights are supported: give the "
+            f"unquantised model, or a GGUF file ({error})"
+        ) from error
 
 
 def _settle_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> ModelConfig:
@@ -201,6 +177,22 @@ def _fill(decoder: Decoder, checkpoint: Checkpoint | GGUFCheckpoint, progress: P
         block.load(name, tensor)
         if progress is not None:
             progress(done, len(parts))
+
+
+def _check_finite(decoder: Decoder, checkpoint: Checkpoint | GGUFCheckpoint) -> None:
+    """Raise ModelError for weights that are not finite: one pass over them where they are, and one wait."""
+    found = checkpoint_parts(decoder)
+    weights = [each for each in decoder.parameters() if each.dtype in _DTYPES.values()]
+    # NaN and infinity stay in a sum, which unlike a mask takes no memory
+    sums = torch.stack([each.sum(dtype=torch.float32) for each in weights])
+    if bool(sums.isfinite().all()):
+        return
+    for name, tensor in checkpoint.tensors(frozenset(found)):
+        if not bool(tensor.to(decoder.dtype).isfinite().all()):
+            raise ModelError(
+                f"{name} has values that are not finite in {str(decoder.dtype).removeprefix('torch.')}: every answer "
+                "would be NaN. Download the weights again, or give --dtype bfloat16 where float16 is too small"
+            )
 
 
 def _fill_random(decoder: Decoder, progress: Progress | None) -> None:

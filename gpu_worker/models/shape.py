@@ -118,8 +118,6 @@ def read_shape(
     eps: the field of that name.
     partial_rotary_factor, rope_theta, tied: what the family means where config.json says nothing.
     """
-    if fields.has("quantization_config"):
-        raise fields.fail("quantization_config", "no quantised weights: give the unquantised model")
     if fields.text("hidden_act", activations[0]) not in activations:
         raise fields.fail("hidden_act", repr(activations[0]))
     hidden_size = fields.integer("hidden_size", 1, 1 << 17)

@@ -121,6 +121,7 @@ def check_options(config: WorkerConfig) -> None:
         config.model,
         revision=config.revision,
         load_format=_load_format(config),
+        overrides=config.hf_overrides,
     )
     if model is None:
         return
@@ -224,6 +225,7 @@ def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedM
             revision=config.revision,
             load_format=_load_format(config),
             max_model_len=config.max_model_len,
+            overrides=config.hf_overrides,
             progress=lambda done, total: report("load weights", done, total),
         )
         return ungrouped(model) if config.granularity == "q_head" else model

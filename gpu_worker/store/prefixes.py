@@ -89,7 +89,7 @@ def model_root(model: LoadedModel) -> bytes:
     some 32 MiB.
     """
     # Where an answer ends, and which type was proposed, changes no row.
-    config = replace(model.config, eos_token_ids=(), checkpoint_dtype=None)
+    config = replace(model.config, eos_token_ids=(), checkpoint_dtype=None, quantization=None)
     facts = (weights_digest(model.decoder), config, model.decoder.device.type)
     return _digest(b"carrel", repr(facts).encode())
 

@@ -65,7 +65,7 @@ def test_shapes_count_their_weights() -> None:
 
 
 def test_a_shape_is_a_config_that_carrel_reads(tmp_path: Path) -> None:
-    from gpu_worker.models.loader import read_config
+    from gpu_worker.models.read_config import read_config
 
     for shape in SHAPES.values():
         folder = tmp_path / shape.name

@@ -47,6 +47,31 @@ def test_sizes_and_shares():
     assert (config.gpu_memory_limit, config.hot_cache) == (None, HotCacheSize(tokens=4096))
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("131072", 131072), ("128K", 131072), ("128k", 128000), ("1M", 2**20), ("1m", 10**6)]
+)
+def test_a_length_may_have_a_unit(text, tokens):
+    assert parse("--max-model-len", text).max_model_len == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_types_have_the_names_of_other_servers(name, dtype):
+    assert parse("--dtype", name).dtype == dtype
+
+
+def test_settings_of_rope_are_a_field_of_the_configuration():
+    yarn = '{"rope_type": "yarn", "factor": 4.0}'
+    settings = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    for flag, text in (
+        ("--rope-scaling", yarn),
+        ("--hf-overrides", f'{{"rope_scaling": {yarn}}}'),
+        ("--hf-overrides", yarn),
+    ):
+        assert parse(flag, text).hf_overrides == settings
+
+
 def test_a_share_of_a_short_prompt_is_at_least_so_many_tokens():
     assert [parse().default_budget.resolve(length) for length in (40, 512, 8000)] == [512, 512, 800]
     assert parse("--budget", "64").default_budget.resolve(40) == 64
@@ -56,6 +81,12 @@ def test_a_share_of_a_short_prompt_is_at_least_so_many_tokens():
     ("flag", "value"),
     [
         ("--listen", "0.0.0.0:8101"),
+        ("--max-model-len", "1"),
+        ("--max-model-len", "1.5K"),
+        ("--max-model-len", "17M"),
+        ("--dtype", "int8"),
+        ("--hf-overrides", "[1]"),
+        ("--hf-overrides", "{"),
         ("--listen", "example.org:8101"),
         ("--listen", "127.0.0.1"),
         ("--listen", "127.0.0.1:0"),

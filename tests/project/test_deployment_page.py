@@ -16,7 +16,7 @@ from benchmarks.shapes import SHAPES, ModelShape
 from gpu_worker.caches.layer_map import LayerMap
 from gpu_worker.config import WorkerConfig
 from gpu_worker.models import ModelConfig
-from gpu_worker.models.loader import read_config
+from gpu_worker.models.read_config import read_config
 from gpu_worker.policies.base import CacheShape
 from gpu_worker.policies.registry import registry
 from gpu_worker.records import IndexDevice

@@ -67,9 +67,9 @@ def truncated(model: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (changed(model_type="mixtral"), "'mixtral'; expected one of"),
-        (changed(quantization_config={"bits": 4}), "unquantised model"),
-        (changed(rope_scaling={"rope_type": "longrope"}), "'longrope'"),
+        (changed(model_type="mixtral"), "model_type 'mixtral' is not supported; supported: arcee, cohere,"),
+        (changed(architectures=["LlamaForTokenClassification"]), "expected a model that writes text"),
+        (changed(rope_scaling={"rope_type": "proportional"}), "'proportional'"),
         (changed(num_hidden_layers=99), "the weights lack"),
         (truncated, "download it again"),
         (written("tokenizer.json", "{}"), "cannot be loaded"),
@@ -93,6 +93,11 @@ def test_a_model_that_a_process_would_refuse_is_refused_before_any_is_started(
     ("options", "text"),
     [
         (["--max-model-len", "9999999"], "--max-model-len 9999999 exceeds"),
+        (["--max-model-len", "16M"], "--max-model-len 16777216 exceeds"),
+        (["--max-model-len", "much"], "must be a number of tokens such as 131072, 128K or 1M"),
+        (["--rope-scaling", "yarn"], "--hf-overrides 'yarn'"),
+        (["--rope-scaling", '{"rope_type": "yarn"}'], "field 'factor' is missing"),
+        (["--hf-overrides", '{"max_positions": 4}'], "has no field 'max_positions'; check its name"),
         (["--device", "cuda:99"], "--device 'cuda:99'"),
         (["--policy-options", "pqcache:num_subvectors=7"], "pqcache:num_subvectors=7"),
         (["--policy-options", "pages:size=4"], "--policy-options: no policy 'pages' has options"),

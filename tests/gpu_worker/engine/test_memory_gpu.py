@@ -11,7 +11,7 @@ from test_engine_gpu import NANO, answers, prompts, request, running
 
 from gpu_worker.config import WorkerConfig
 from gpu_worker.engine.engine import Engine
-from gpu_worker.models.loader import read_config
+from gpu_worker.models.read_config import read_config
 from gpu_worker.records import GenerationRequest
 from gpu_worker.runner.runner import LocalRunner
 from gpu_worker.startup.build import build_engine

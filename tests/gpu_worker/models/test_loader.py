@@ -137,7 +137,9 @@ def test_unknown_model_type_lists_the_known(directory: Path) -> None:
         ("hidden_act", "gelu"),
         ("eos_token_id", VOCAB_SIZE),
         ("eos_token_id", [1, "2"]),
-        ("quantization_config", {"bits": 4}),
+        ("architectures", ["LlamaForSequenceClassification"]),
+        ("architectures", ["LlamaModel"]),
+        ("architectures", "LlamaForCausalLM"),
         ("rope_parameters", "default"),
         ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}),
     ],
@@ -280,6 +282,50 @@ def test_quantised_tensor_is_refused(directory: Path) -> None:
     message = refusal(directory)
     assert DOWN in message
     assert "I8" in message
+
+
+def test_quantised_tensors_are_refused_in_the_words_of_the_config(directory: Path) -> None:
+    edit_json(directory / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+    rewrite(directory, **{DOWN.removesuffix("weight").replace(".", "__") + "qweight": torch.zeros(4, 80)})
+    message = refusal(directory)
+    assert (
+        "'quantization_config' is {'quant_method': 'awq', 'bits': 4}: these weights are quantised" in message
+    )
+    assert "qweight" in message
+
+
+def test_plain_weights_are_served_whatever_quantisation_is_left_in_the_config(
+    directory: Path, pristine: Path
+) -> None:
+    edit_json(directory / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+    token_ids = random_token_ids(20)
+    assert torch.equal(
+        dense_forward(load(directory).decoder, token_ids), dense_forward(load(pristine).decoder, token_ids)
+    )
+
+
+@pytest.mark.parametrize(
+    "names", [["LlamaForCausalLM"], ["FineTune"], ["LlamaModel", "LlamaForCausalLM"], []]
+)
+def test_architectures_that_write_text_are_served(names: list[str], directory: Path) -> None:
+    edit_json(directory / "config.json", architectures=names)
+    assert load(directory).config.model_type == "llama"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+@pytest.mark.parametrize("name", [DOWN, "model.layers.0.input_layernorm.weight", "lm_head.weight"])
+def test_weights_that_are_not_finite_are_refused_by_name(name: str, value: float, directory: Path) -> None:
+    tensor = load_file(directory / "model.safetensors")[name]
+    tensor.view(-1)[-1] = value
+    rewrite(directory, **{name.replace(".", "__"): tensor})
+    with pytest.raises(ModelError, match=f"{name} has values that are not finite in float16"):
+        load_model(str(directory), device="cpu", dtype=torch.float16)
+
+
+def test_large_weights_whose_sum_overflows_are_served(directory: Path) -> None:
+    tensor = torch.full_like(load_file(directory / "model.safetensors")[DOWN], 3e38)
+    rewrite(directory, **{DOWN.replace(".", "__"): tensor})
+    load(directory)
 
 
 def test_end_of_sequence_ids_of_both_files(directory: Path) -> None:

@@ -1,0 +1,75 @@
+"""The configuration of a model, from its directory or GGUF file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from carrel.process.gguf_file import GGUFError, GGUFHead, read_gguf
+from gpu_worker.errors import ModelError
+from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.config_fields import ConfigFields
+from gpu_worker.models.families import FAMILIES
+from gpu_worker.models.gguf_config import FREQUENCIES, LONG_FACTORS, gguf_fields
+from gpu_worker.models.gguf_data import GGUFData
+from gpu_worker.models.overrides import overridden
+
+# names of classes that have a decoder and no head that writes text
+_OTHER_TASKS = re.compile(r"(Classification|QuestionAnswering|RewardModel|(?<!LMHead)Model)$")
+
+
+def read_config(source: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
+    """Read config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both. Of a GGUF
+    file its metadata.
+
+    overrides: fields of config.json with other values. Raises ModelError.
+    """
+    if source.is_file():
+        return _gguf_config(gguf_head(source), overrides or {})
+    fields = overridden(ConfigFields.read(source / "config.json"), overrides or {})
+    config = _read_family(fields)
+    path = source / "generation_config.json"
+    if not path.exists():
+        return config
+    generation = ConfigFields.read(path)
+    eos_token_ids = generation.token_ids("eos_token_id", config.vocab_size) + config.eos_token_ids
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(eos_token_ids)))
+
+
+def _read_family(fields: ConfigFields) -> ModelConfig:
+    model_type = fields.text("model_type")
+    if model_type not in FAMILIES:
+        raise ModelError(
+            f"{fields.where}: model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    architectures = fields.texts("architectures")
+    if architectures and all(_OTHER_TASKS.search(name) for name in architectures):
+        raise fields.fail("architectures", "a model that writes text, such as one ...ForCausalLM")
+    config = FAMILIES[model_type](fields)
+    if not fields.has("quantization_config"):
+        return config
+    return replace(config, quantization=str(fields.fail("quantization_config", "none")).partition(";")[0])
+
+
+def gguf_head(path: Path) -> GGUFHead:
+    try:
+        return read_gguf(path)
+    except GGUFError as exc:
+        raise ModelError(str(exc)) from exc
+
+
+def _gguf_config(head: GGUFHead, overrides: Mapping[str, object]) -> ModelConfig:
+    data = GGUFData(head)
+    long = {field: list(data.factors(name)) for field, name in LONG_FACTORS.items() if name in head.tensors}
+    fields = overridden(gguf_fields(head, long), overrides)
+    config = FAMILIES[fields.text("model_type")](fields)
+    factors, rope = data.factors(FREQUENCIES), config.layers[0].attention.rope
+    # the architectures that a file may have turn all heads alike
+    assert rope is not None
+    if factors and len(factors) != rope.rotary_dim // 2:
+        raise ModelError(
+            f"{head.path}: rope_freqs.weight holds {len(factors)} numbers; expected {rope.rotary_dim // 2}"
+        )
+    return config.with_attention(rope=replace(rope, frequency_factors=factors))
