@@ -18,6 +18,10 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_BEHIND_BLOCKS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", is_reordered=True),
     "mistral": Architecture("mistral", is_reordered=True),
+    # a Mistral too, whose queries do not grow
+    "mistral3": Architecture("ministral3", is_reordered=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     # the text of models whose vision has a file of its own
@@ -52,6 +58,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3vl": Architecture("qwen3"),
     "ernie4_5": Architecture("ernie4_5"),
     "granite": Architecture("granite", is_reordered=True),
+    "smollm3": Architecture("smollm3", is_reordered=True),
+    "arcee": Architecture("arcee", is_reordered=True),
+    "olmo2": Architecture("olmo2", names=_BEHIND_BLOCKS),
+    "exaone4": Architecture("exaone4", names=_BEHIND_BLOCKS),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    ),
     "seed_oss": Architecture("seed_oss", names={"post_attention_norm": "post_attention_layernorm"}),
     "phi3": Architecture(
         "phi3",

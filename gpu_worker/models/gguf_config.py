@@ -37,6 +37,9 @@ _SCALING_KEYS = {
     "original_max_position_embeddings": "original_context_length",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
+    # both are 1 in the models that have them
+    "mscale": "yarn_log_multiplier",
+    "mscale_all_dim": "yarn_log_multiplier",
 }
 # an answer may end with any of these
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -110,6 +113,7 @@ def _head_sizes(head: GGUFHead, head_dim: object, turned: object) -> dict[str, o
 def _rope_scaling(head: GGUFHead, factors: Mapping[str, object]) -> dict[str, object] | None:
     prefix = f"{head.architecture}.rope.scaling"
     found = {field: head.metadata.get(f"{prefix}.{key}") for field, key in _SCALING_KEYS.items()}
+    found["llama_4_scaling_beta"] = head.metadata.get(f"{head.architecture}.attention.temperature_scale")
     temperature = head.metadata.get(f"{prefix}.attn_factor", 1.0)
     if factors and ARCHITECTURES[head.architecture].scales_long:
         return found | {"rope_type": "longrope", "attention_factor": temperature, **factors}

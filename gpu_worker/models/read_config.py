@@ -9,6 +9,7 @@ from pathlib import Path
 
 from carrel.process.gguf_file import GGUFError, GGUFHead, read_gguf
 from gpu_worker.errors import ModelError
+from gpu_worker.layers import AttentionSpec
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.families import FAMILIES
@@ -65,11 +66,19 @@ def _gguf_config(head: GGUFHead, overrides: Mapping[str, object]) -> ModelConfig
     long = {field: list(data.factors(name)) for field, name in LONG_FACTORS.items() if name in head.tensors}
     fields = overridden(gguf_fields(head, long), overrides)
     config = FAMILIES[fields.text("model_type")](fields)
-    factors, rope = data.factors(FREQUENCIES), config.layers[0].attention.rope
-    # the architectures that a file may have turn all heads alike
-    assert rope is not None
-    if factors and len(factors) != rope.rotary_dim // 2:
+    factors = data.factors(FREQUENCIES)
+    if not factors:
+        return config
+    layers = (replace(layer, attention=_slowed(head, layer.attention, factors)) for layer in config.layers)
+    return replace(config, layers=tuple(layers))
+
+
+def _slowed(head: GGUFHead, attention: AttentionSpec, factors: tuple[float, ...]) -> AttentionSpec:
+    """Return the attention with these divisors of RoPE's frequencies, if it turns. Raises ModelError."""
+    if attention.rope is None:
+        return attention
+    if len(factors) != attention.rope.rotary_dim // 2:
         raise ModelError(
-            f"{head.path}: rope_freqs.weight holds {len(factors)} numbers; expected {rope.rotary_dim // 2}"
+            f"{head.path}: {FREQUENCIES} holds {len(factors)} numbers; expected {attention.rope.rotary_dim // 2}"
         )
-    return config.with_attention(rope=replace(rope, frequency_factors=factors))
+    return replace(attention, rope=replace(attention.rope, frequency_factors=factors))

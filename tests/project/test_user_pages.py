@@ -43,7 +43,7 @@ def test_the_page_of_models_has_every_family() -> None:
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)[1:] == list(FAMILIES)
     told = re.search(r"GGUF files: architectures (.*?),? quantised", page)
     assert told
-    assert re.findall(r"`(\w+)`", told[1]) == list(ARCHITECTURES)
+    assert re.findall(r"`([\w-]+)`", told[1]) == list(ARCHITECTURES)
 
 
 def test_every_message_is_one_of_the_code() -> None:

@@ -42,6 +42,16 @@ FILES: dict[str, tuple[str, Kind, dict[str, object]]] = {
     "seed_oss-biases": ("seed_oss-biases", Kind.F16, {}),
     "ernie4_5": ("ernie4_5", Kind.F16, {}),
     "glm4": ("glm4", Kind.F32, {}),
+    "mistral3": ("ministral3", Kind.F16, {}),
+    "smollm3": (
+        "smollm3-untied",
+        Kind.F16,
+        {"num_hidden_layers": 4, "no_rope_layers": None, "layer_types": None},
+    ),
+    "arcee": ("arcee", Kind.F16, {}),
+    "olmo2": ("olmo2", Kind.F16, {}),
+    "exaone4": ("exaone4", Kind.Q8_0, {}),
+    "hunyuan-dense": ("hunyuan_v1_dense-alpha", Kind.F16, {}),
 }
 
 
@@ -109,7 +119,7 @@ def test_every_token_that_may_end_an_answer(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
-    "architecture": ({"arch": "gemma3"}, "'gemma3' is not supported; supported: llama, mistral, qwen2, qwen3"),
+    "architecture": ({"arch": "gemma3"}, "'gemma3' is not supported; supported: llama, mistral, mistral3, qwen2,"),
     "experts": ({"qwen3__expert_count": 8}, "mixture of 8 experts"),
     "split": ({"split__count": 3}, "one of 3 parts of a model; join them"),
     "rope scaling": ({"qwen3__rope__scaling__type": "su4"}, "'su4'; expected one of"),

@@ -13,9 +13,10 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedModel
 
 # what llama.cpp turns by neighbours, so that its files hold their rows in another order
-TURNED_BY_NEIGHBOURS = ("llama", "mistral", "granite")
-# Where a file's architecture is not the family's name.
-TENSORS = {"mistral": "llama", "qwen2_5_vl": "qwen2vl", "qwen3_vl": "qwen3vl"}
+TURNED_BY_NEIGHBOURS = ("llama", "mistral", "mistral3", "granite", "smollm3", "arcee")
+# Where a file's architecture is not the family's name, or the package does not know it.
+ARCHITECTURES = {"ministral3": "mistral3", "hunyuan_v1_dense": "hunyuan-dense"}
+TENSORS = {"mistral": "llama"}
 
 
 def write_gguf(
@@ -28,11 +29,9 @@ def write_gguf(
     """A file of `model` with matrices of `kind`, to whose values the model's own are rounded. extra: tensors that no
     model has. changes: metadata by key, `__` for a dot; None leaves a key out."""
     config = model.config
-    arch = changes.pop("arch", config.model_type)
+    arch = changes.pop("arch", known := ARCHITECTURES.get(config.model_type, config.model_type))
     kinds = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(
-        kinds[TENSORS.get(config.model_type, config.model_type)], config.num_hidden_layers
-    )
+    names = gguf.get_tensor_name_map(kinds[TENSORS.get(known, known)], config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (metadata(model, arch) | {k.replace("__", "."): v for k, v in changes.items()}).items():
         add = {
@@ -82,11 +81,13 @@ def metadata(model: PreTrainedModel, arch: str) -> dict[str, object]:
         "attention.key_length": getattr(config, "head_dim", None),
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "attention.sliding_window": getattr(config, "sliding_window", None),
-        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.freq_base": rope_base(model),
     }
     if rope["rope_type"] in ("linear", "yarn"):
         values |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
         values["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+        values["rope.scaling.yarn_log_multiplier"] = rope.get("mscale_all_dim")
+        values["attention.temperature_scale"] = rope.get("llama_4_scaling_beta")
     if rope["rope_type"] == "longrope":
         original = rope["original_max_position_embeddings"]
         values["rope.scaling.original_context_length"] = original
@@ -106,6 +107,12 @@ def metadata(model: PreTrainedModel, arch: str) -> dict[str, object]:
     return {f"{arch}.{key}": value for key, value in values.items()} | {
         "tokenizer.ggml.eos_token_id": config.eos_token_id
     }
+
+
+def rope_base(model: PreTrainedModel) -> float:
+    """The base of a model's RoPE, which Hunyuan's `alpha` raises."""
+    rope, head_dim = model.config.rope_parameters, getattr(model.config, "head_dim", 4)
+    return float(rope["rope_theta"] * rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2)))
 
 
 def frequency_factors(model: PreTrainedModel) -> torch.Tensor:

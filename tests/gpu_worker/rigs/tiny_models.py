@@ -103,6 +103,9 @@ def _longrope(num_frequencies: int) -> dict[str, object]:
     }
 
 
+_GROWING = _YARN | {"llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
 def _shape(**changes: object) -> dict[str, object]:
     return {**_SHAPE, **changes}
 
@@ -166,13 +169,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         vision_config=_VISION | {"depth": 1, "deepstack_visual_indexes": [0]},
         tie_word_embeddings=True,
     ),
-    "ministral3": lambda: Ministral3Config(
-        **_shape(head_dim=16), rope_parameters=_YARN | {"llama_4_scaling_beta": 0.3}
-    ),
+    "ministral3": lambda: Ministral3Config(**_shape(head_dim=16), rope_parameters=_GROWING),
     "mistral3-ministral3": lambda: Mistral3Config(
-        text_config=_shape(
-            model_type="ministral3", head_dim=16, rope_parameters=_YARN | {"llama_4_scaling_beta": 0.3}
-        ),
+        text_config=_shape(model_type="ministral3", head_dim=16, rope_parameters=_GROWING),
         vision_config=_VISION,
     ),
     "smollm3": lambda: SmolLM3Config(**_shape(num_hidden_layers=3, no_rope_layer_interval=2)),
