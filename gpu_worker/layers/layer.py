@@ -20,7 +20,7 @@ class LayerSpec:
     eps, norm: of all its norms, and their kind.
     input_norm, mlp_norm: before the attention's and the MLP's projections.
     attention_out_norm, mlp_out_norm: of the outputs, before each is added to the hidden states.
-    residual_scale: a factor on the outputs.
+    residual_scale: a factor on the outputs, before their norms.
     """
 
     eps: float
@@ -74,7 +74,8 @@ class Layer(Module):
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayerSpec(LayerSpec):
-    """A layer whose MLP reads what its attention reads: `input_norm` of the hidden states, and no other norm."""
+    """A layer whose MLP reads what its attention reads: `input_norm` of the hidden states. It has no other norm, and no
+    scale."""
 
     mlp_norm: str | None = None
 

@@ -56,12 +56,13 @@ class ConfigFields:
 
     def fail(self, name: str, expected: str) -> ModelError:
         """The error for a field that is not as `expected`; the caller raises it."""
-        field = self._spelled.get(name, name)
-        if not self.has(name):
-            return ModelError(f"{self.where}: field {field!r} is missing; expected {expected}")
-        shown = repr(self._values[name])
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        return ModelError(f"{self.where}: field {field!r} is {shown}; expected {expected}")
+        return ModelError(f"{self.shown(name)}; expected {expected}")
+
+    def shown(self, name: str) -> str:
+        """Return words that say where the field is and what it is, shortened."""
+        value = repr(self._values[name]) if self.has(name) else "missing"
+        value = value if len(value) <= 80 else value[:77] + "..."
+        return f"{self.where}: field {self._spelled.get(name, name)!r} is {value}"
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self._get(name, default)

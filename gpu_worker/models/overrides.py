@@ -24,19 +24,27 @@ def overridden(fields: ConfigFields, overrides: Mapping[str, object]) -> ConfigF
     name that config.json lacks."""
     if not overrides:
         return fields
-    values = dict(fields.items())
     if fields.has(_TEXT):
-        inner = dict(overrides)
-        of_text = inner.pop(_TEXT, {})
-        if not isinstance(of_text, dict):
-            raise ModelError(f"--hf-overrides: {_TEXT} must be an object")
-        return fields.changed({_TEXT: dict(overridden(fields.object(_TEXT), {**inner, **of_text}).items())})
+        return _overridden_within(fields, dict(overrides))
+    values = dict(fields.items())
     for name in overrides:
         if name not in values and name not in _MAY_BE_NEW:
             raise ModelError(f"--hf-overrides: {fields.where} has no field {name!r}; check its name")
     changes = {name: value for name, value in overrides.items() if name not in (_OLD, _NEW)}
     rope = _rope(fields, overrides)
     return fields.changed({**changes, **({_OLD: rope, _NEW: None} if rope else {})})
+
+
+def _overridden_within(fields: ConfigFields, overrides: dict[str, object]) -> ConfigFields:
+    """Change the text's fields, and those that the whole model has."""
+    of_text = overrides.pop(_TEXT, {})
+    if not isinstance(of_text, dict):
+        raise ModelError(f"--hf-overrides: {_TEXT} is {of_text!r}; expected an object")
+    at_top, text = {name for name, _ in fields.items()}, fields.object(_TEXT)
+    in_text = {name for name, _ in text.items()}
+    inner = {name: value for name, value in overrides.items() if name in in_text or name not in at_top}
+    changes = {name: value for name, value in overrides.items() if name in at_top}
+    return fields.changed({**changes, _TEXT: dict(overridden(text, {**inner, **of_text}).items())})
 
 
 def _rope(fields: ConfigFields, overrides: Mapping[str, object]) -> dict[str, object]:

@@ -49,9 +49,8 @@ def _read_family(fields: ConfigFields) -> ModelConfig:
     if architectures and all(_OTHER_TASKS.search(name) for name in architectures):
         raise fields.fail("architectures", "a model that writes text, such as one ...ForCausalLM")
     config = FAMILIES[model_type](fields)
-    if not fields.has("quantization_config"):
-        return config
-    return replace(config, quantization=str(fields.fail("quantization_config", "none")).partition(";")[0])
+    has_words = fields.has("quantization_config")
+    return replace(config, quantization=fields.shown("quantization_config")) if has_words else config
 
 
 def gguf_head(path: Path) -> GGUFHead:

@@ -19,9 +19,8 @@ def rms_norm(
     """Returns hidden + added (or hidden itself) and its norm, both [T, W] in the type of `hidden`.
 
     hidden, added: [T, W] of one type, contiguous in W; only read. weight: [W], of that type or float32. added_weight:
-    [W], of the norm that
-    `added` goes through before it is added, or None. Each norm and the sum are computed in float32, and rounded as if
-    they had been stored.
+    [W], of the norm that `added` goes through before it is added, or None. Each norm and the sum are computed in
+    float32, and rounded as if they had been stored.
     """
     if added is not None:
         hidden = hidden + added if added_weight is None else add_normed(hidden, added, added_weight, eps)

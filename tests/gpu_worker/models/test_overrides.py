@@ -57,6 +57,15 @@ def test_fields_of_a_text_within_are_changed_there(tmp_path: Path) -> None:
         assert load(tmp_path, overrides).config.max_model_len == 99
 
 
+def test_fields_of_the_whole_model_are_changed_where_they_are(tmp_path: Path) -> None:
+    save_model(CONFIGS["mistral3-untied"](), tmp_path)
+    for overrides, is_tied in (({}, False), ({"tie_word_embeddings": True}, True)):
+        model = load_model(
+            str(tmp_path), device="cpu", dtype=torch.float32, load_format="dummy", overrides=overrides
+        )
+        assert model.config.tie_word_embeddings is is_tied
+
+
 def test_the_base_alone_may_be_changed(tmp_path: Path) -> None:
     save_model(CONFIGS["llama-linear-biases"](), tmp_path)
     rope = load(tmp_path, {"rope_theta": 77.0}).config.layers[0].attention.rope
