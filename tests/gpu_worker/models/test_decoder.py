@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from dense_forward import causal_attention, dense_forward
-from tiny_models import CONFIGS, MAX_POSITIONS, random_token_ids, rival_logits, save_model
+from tiny_models import BLOCKS, CONFIGS, MAX_POSITIONS, random_token_ids, rival_logits, save_model
 from transformers import MistralConfig, Qwen2Config
 
 from gpu_worker.models import load_model
 
 NANO = Path(__file__).parents[3] / "models" / "carrel-nano"
-# One model for each block that few families have.
-BLOCKS = ["granite", "ministral3", "smollm3", "hunyuan_v1_dense", "olmo2", "gemma", "cohere", "starcoder2"]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

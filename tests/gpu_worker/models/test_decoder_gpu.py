@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from dense_forward import dense_forward
-from tiny_models import CONFIGS, MAX_POSITIONS, random_token_ids, save_model
+from tiny_models import BLOCKS, CONFIGS, MAX_POSITIONS, random_token_ids, save_model
 from torch import Tensor
 
 from gpu_worker.models import Decoder, load_model
@@ -26,7 +26,7 @@ def test_cuda_equals_cpu(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=0)
 
 
-NAMES = ["llama-group1", "llama-linear-biases", "llama-3-group4-tied", "qwen3-biases", "glm", "glm4"]
+NAMES = ["llama-group1", "llama-linear-biases", "llama-3-group4-tied", "qwen3-biases", "glm", "glm4", *BLOCKS]
 # Of a layer's outputs, in the Euclidean norm.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -110,7 +110,7 @@ def test_between_products_there_are_only_kernels_of_ours(name: str, num_norms: i
     assert not [name for name in names if "at::native" in name or "Memcpy" in name], names
 
 
-@pytest.mark.parametrize("name", ["llama-3-group4-tied", "qwen3", "glm4"])
+@pytest.mark.parametrize("name", ["llama-3-group4-tied", "qwen3", "glm4", *BLOCKS])
 def test_a_step_can_be_captured(name: str, tmp_path: Path) -> None:
     save_model(CONFIGS[name](), tmp_path)
     decoder = load_model(str(tmp_path), device="cuda", dtype=torch.bfloat16).decoder

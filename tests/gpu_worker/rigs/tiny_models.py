@@ -204,6 +204,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "helium": lambda: HeliumConfig(**_shape(head_dim=8, attention_bias=True, mlp_bias=True)),
 }
 
+# One model for each block that few families have.
+BLOCKS = ("granite", "ministral3", "smollm3", "hunyuan_v1_dense", "olmo2", "gemma", "cohere", "starcoder2")
+
 
 def make_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A model whose every weight matters: no zero bias, no norm of ones, logits of order one."""
