@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from carrel.errors import ModelNotFoundError
 from carrel.process.gguf_file import GGUFError, read_gguf
+from carrel.process.model_types import ModelTypeError, check_model_type
 from carrel.process.version import CHECKOUT
 
 BUNDLED = CHECKOUT / "models" / "carrel-nano"
@@ -18,7 +20,8 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
     """A directory or GGUF file as an absolute path, a Hub id as it is, and the bundled model for None. What lies beside
     the bundled model may be called by its name alone.
 
-    Raises ModelNotFoundError when the bundled model is missing, or a path leads to no model or to a damaged file.
+    Raises ModelNotFoundError when the bundled model is missing, or a path leads to no model, to one of a family that is
+    not served, or to a damaged file.
     """
     if model is None:
         if not (bundled / "config.json").is_file():
@@ -30,6 +33,7 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"{path} has no config.json: not a Hugging Face model directory")
+        _check_family(path / "config.json")
         return str(path.resolve())
     if path.is_file():
         return _gguf_file(path)
@@ -49,6 +53,21 @@ def find_model(model: str | None, bundled: Path = BUNDLED) -> str:
     ):
         raise ModelNotFoundError(f"no model directory or GGUF file at {path}")
     return model
+
+
+def _check_family(path: Path) -> None:
+    """Raise ModelNotFoundError for a family that is not served: the worker's check, which loads PyTorch, takes seconds.
+
+    A file that cannot be read is left to that check.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    try:
+        check_model_type(str(path), fields if isinstance(fields, dict) else {})
+    except ModelTypeError as error:
+        raise ModelNotFoundError(str(error)) from error
 
 
 def _gguf_file(path: Path) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from carrel.process.gguf_file import GGUFError, GGUFHead, read_gguf
+from carrel.process.model_types import ModelTypeError, check_model_type
 from gpu_worker.errors import ModelError
 from gpu_worker.layers import AttentionSpec
 from gpu_worker.models.config import ModelConfig
@@ -16,9 +16,6 @@ from gpu_worker.models.families import FAMILIES
 from gpu_worker.models.gguf_config import FREQUENCIES, LONG_FACTORS, gguf_fields
 from gpu_worker.models.gguf_data import GGUFData
 from gpu_worker.models.overrides import overridden
-
-# names of classes that have a decoder and no head that writes text
-_OTHER_TASKS = re.compile(r"(Classification|QuestionAnswering|RewardModel|(?<!LMHead)Model)$")
 
 
 def read_config(source: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
@@ -40,15 +37,12 @@ def read_config(source: Path, overrides: Mapping[str, object] | None = None) -> 
 
 
 def _read_family(fields: ConfigFields) -> ModelConfig:
-    model_type = fields.text("model_type")
-    if model_type not in FAMILIES:
-        raise ModelError(
-            f"{fields.where}: model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
-        )
-    architectures = fields.texts("architectures")
-    if architectures and all(_OTHER_TASKS.search(name) for name in architectures):
-        raise fields.fail("architectures", "a model that writes text, such as one ...ForCausalLM")
-    config = FAMILIES[model_type](fields)
+    fields.texts("architectures")
+    try:
+        check_model_type(fields.where, dict(fields.items()), FAMILIES)
+    except ModelTypeError as error:
+        raise ModelError(str(error)) from error
+    config = FAMILIES[fields.text("model_type")](fields)
     has_words = fields.has("quantization_config")
     return replace(config, quantization=fields.shown("quantization_config")) if has_words else config
 

@@ -17,7 +17,7 @@ from commands import Command
 from carrel.commands import serve
 from carrel.errors import ModelNotFoundError
 from carrel.process.options import OptionError
-from carrel.serve.model import BUNDLED, check_hub_model
+from carrel.serve.model import BUNDLED, check_hub_model, find_model
 from carrel.serve.one_shot import run_checks
 from carrel.serve.process import ChildSpec
 from carrel.serve.supervisor import Supervisor
@@ -124,6 +124,24 @@ def test_options_that_a_process_would_refuse_are_refused_before_any_is_started(
     monkeypatch.chdir(tmp_path)
     Path("broken.jinja").write_text("{% if")
     assert text in refused(carrel, BUNDLED, *options)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_type": "gemma3_text"}, {"model_type": "qwen2", "architectures": ["Qwen2ForRewardModel"]}],
+)
+def test_a_family_that_is_not_served_is_refused_before_any_library_is_loaded(
+    fields: dict[str, object], tmp_path: Path, carrel: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "run_checks", lambda *arguments: pytest.fail("a check is started"))
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert str(tmp_path / "config.json") in refused(carrel, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": 7}', '{"architectures": "a"}'])
+def test_a_config_that_cannot_be_read_is_left_to_the_checks(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert find_model(str(tmp_path)) == str(tmp_path)
 
 
 def test_the_checks_run_in_processes_of_their_own(carrel: Command) -> None:

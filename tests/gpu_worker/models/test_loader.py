@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, VOCAB_SIZE, random_token_ids, save_model
 
+from carrel.process.model_types import MODEL_TYPES
 from gpu_worker.errors import ModelError
 from gpu_worker.models import LoadedModel, load_model
 from gpu_worker.models.families import FAMILIES
@@ -119,6 +120,10 @@ def test_unknown_model_type_lists_the_known(directory: Path) -> None:
     message = refusal(directory)
     assert "'mamba'" in message
     assert ", ".join(sorted(FAMILIES)) in message
+
+
+def test_the_types_that_are_known_without_tensors_are_those_of_the_families() -> None:
+    assert list(MODEL_TYPES) == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize(
