@@ -58,7 +58,7 @@ def banner(facts: Facts, non_default: Mapping[str, str], version: str, commit: s
     worker, arena = facts.worker, facts.store.arena_bytes / 2**30
     length, slots = worker.max_model_len, worker.slot_capacity_tokens
     size = f"{worker.num_parameters / 1e6:,.1f} M parameters"
-    whole = slots // length if length else 0
+    whole, offloaded = slots // length if length else 0, worker.context_capacity
     known: list[tuple[str, object, str]] = [
         ("model", worker.model, f"{worker.model} ({worker.model_type}, {size})"),
         ("served as", facts.served_name, facts.served_name),
@@ -67,7 +67,11 @@ def banner(facts: Facts, non_default: Mapping[str, str], version: str, commit: s
         ("KV policy", worker.default_policy, f"{worker.default_policy}, budget {_budget(worker)}"),
         ("KV on the device", slots, f"{slots:,} tokens"),
         ("KV in the arena", arena, f"{arena:.2f} GiB of host memory ({worker.transport})"),
-        ("max concurrency", whole, f"for {length:,} tokens = {whole} wholly on the device"),
+        (
+            "max concurrency",
+            whole or offloaded,
+            f"of {length:,} tokens: {whole} wholly on the device, {offloaded} with the arena",
+        ),
         ("options", non_default, "\n".join(f"{name} = {value}" for name, value in non_default.items())),
     ]
     for label, is_known, text in known:

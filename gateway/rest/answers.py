@@ -287,6 +287,9 @@ class ServerInfoAnswer(Body):
     max_model_len: int
     max_num_seqs: int
     slot_capacity_tokens: int
+    context_capacity: Annotated[
+        int, Field(description="requests of max_model_len at once, with their caches in host memory")
+    ]
     transport: str
     policies: list[str]
     default_policy: str

@@ -71,6 +71,7 @@ INFO_FIELDS = (
     "max_model_len",
     "max_num_seqs",
     "slot_capacity_tokens",
+    "context_capacity",
     "transport",
     "default_policy",
 )

@@ -130,6 +130,7 @@ class Engine:
         return replace(
             self._requests.counts,
             slot_capacity_tokens=self.info.slot_capacity_tokens,
+            context_capacity=self.info.context_capacity,
             **{each.name: getattr(part, each.name) for each in fields(RunnerStats)}
             | {"decode_stall_seconds": stalls},
             running=self.scheduler.num_running,

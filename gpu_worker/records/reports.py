@@ -51,6 +51,7 @@ class EngineStats:
     waiting_tokens: int = 0
     slot_used_tokens: float = 0.0
     slot_capacity_tokens: int = 0
+    context_capacity: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generation_tokens_total: int = 0
@@ -93,3 +94,5 @@ class EngineInfo:
     transport: str
     # Of the rows of one token in all layers.
     arena_token_bytes: int = 0
+    # Requests of the greatest length at once, with their caches in host memory; 0: not known.
+    context_capacity: int = 0

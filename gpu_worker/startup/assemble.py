@@ -92,6 +92,8 @@ class EngineOptions:
     store_patience_seconds: float = PATIENCE_SECONDS
     seed: int | None = None
     captures_graphs: bool = True
+    # Of the pool that one request of the greatest length takes at least; 0: not known.
+    context_bytes: int = 0
     # Makes the pages that hold the pool, of so many bytes; None: a GPU's; on a CPU only slots are counted.
     make_pages: Callable[[int], Pages] | None = None
     # As `Engine` has it; None: where it saves time, which is on a GPU.
@@ -296,4 +298,14 @@ def _info(model: LoadedModel, options: EngineOptions, num_blocks: int, client: S
         slot_capacity_tokens=num_blocks * BLOCK_SIZE // (config.num_layers * config.num_kv_heads),
         transport=client.transport,
         arena_token_bytes=client.layout.num_layers * client.layout.token_bytes,
+        context_capacity=_context_capacity(options, client),
     )
+
+
+def _context_capacity(options: EngineOptions, client: StoreClient) -> int:
+    """Return how many requests of the greatest length the pool and the arena hold at once; 0: not known."""
+    if not options.context_bytes:
+        return 0
+    row_bytes = client.layout.num_layers * client.layout.token_bytes
+    in_arena = client.stats().arena_bytes // (options.max_model_len * row_bytes)
+    return min(options.max_num_seqs, options.slot_bytes // options.context_bytes, in_arena)

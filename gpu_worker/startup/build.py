@@ -43,6 +43,7 @@ from gpu_worker.startup.memory import (
     available_bytes,
     fits,
     fitting_seats,
+    least_slot_bytes,
     limit_process,
     longest_fitting,
     total_bytes,
@@ -88,6 +89,7 @@ def build_engine(config: WorkerConfig, report: Report, traces: Traces | None = N
     options = EngineOptions(
         max_model_len=shape.max_model_len,
         slot_bytes=slot_bytes,
+        context_bytes=least_slot_bytes(workload),
         max_num_seqs=shape.max_num_seqs,
         prefill_chunk=config.prefill_chunk,
         itl_seconds=config.itl_target_ms / 1000 if config.itl_target_ms else None,

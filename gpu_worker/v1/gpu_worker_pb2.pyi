@@ -283,7 +283,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("version", "model", "model_type", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "eos_token_ids", "policies", "default_policy", "default_budget", "num_parameters", "slot_capacity_tokens", "transport", "messages", "arena_token_bytes")
+    __slots__ = ("version", "model", "model_type", "device", "dtype", "vocab_size", "max_model_len", "max_num_seqs", "eos_token_ids", "policies", "default_policy", "default_budget", "num_parameters", "slot_capacity_tokens", "transport", "messages", "arena_token_bytes", "context_capacity")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +301,7 @@ class GetInfoResponse(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ARENA_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     model_type: str
@@ -318,7 +319,8 @@ class GetInfoResponse(_message.Message):
     transport: str
     messages: str
     arena_token_bytes: int
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., model_type: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_budget: _Optional[_Union[Budget, _Mapping]] = ..., num_parameters: _Optional[int] = ..., slot_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., messages: _Optional[str] = ..., arena_token_bytes: _Optional[int] = ...) -> None: ...
+    context_capacity: int
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., model_type: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., policies: _Optional[_Iterable[str]] = ..., default_policy: _Optional[str] = ..., default_budget: _Optional[_Union[Budget, _Mapping]] = ..., num_parameters: _Optional[int] = ..., slot_capacity_tokens: _Optional[int] = ..., transport: _Optional[str] = ..., messages: _Optional[str] = ..., arena_token_bytes: _Optional[int] = ..., context_capacity: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")
@@ -335,7 +337,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("running", "waiting", "slot_used_tokens", "slot_capacity_tokens", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable", "cached_tokens_total", "prefilling", "prefilling_tokens", "prefilling_tokens_left", "waiting_tokens", "preemptions_total", "corrupt_segments_total", "index_search_seconds", "gather_seconds", "h2d_copy_seconds", "offload_seconds", "decode_stall_seconds", "fallbacks_total", "selected_tokens_ratio")
+    __slots__ = ("running", "waiting", "slot_used_tokens", "slot_capacity_tokens", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total", "requests_aborted_total", "requests_failed_total", "offloaded_bytes_total", "fetched_bytes_total", "selected_rows_total", "hit_rows_total", "store_reachable", "cached_tokens_total", "prefilling", "prefilling_tokens", "prefilling_tokens_left", "waiting_tokens", "preemptions_total", "corrupt_segments_total", "index_search_seconds", "gather_seconds", "h2d_copy_seconds", "offload_seconds", "decode_stall_seconds", "fallbacks_total", "selected_tokens_ratio", "context_capacity")
     class DecodeStallSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +380,7 @@ class StatsResponse(_message.Message):
     DECODE_STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     SELECTED_TOKENS_RATIO_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_CAPACITY_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     slot_used_tokens: float
@@ -406,7 +409,8 @@ class StatsResponse(_message.Message):
     decode_stall_seconds: _containers.MessageMap[str, Histogram]
     fallbacks_total: _containers.ScalarMap[str, int]
     selected_tokens_ratio: Histogram
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ..., cached_tokens_total: _Optional[int] = ..., prefilling: _Optional[int] = ..., prefilling_tokens: _Optional[int] = ..., prefilling_tokens_left: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., corrupt_segments_total: _Optional[int] = ..., index_search_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., gather_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., h2d_copy_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., offload_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., decode_stall_seconds: _Optional[_Mapping[str, Histogram]] = ..., fallbacks_total: _Optional[_Mapping[str, int]] = ..., selected_tokens_ratio: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+    context_capacity: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slot_used_tokens: _Optional[float] = ..., slot_capacity_tokens: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., requests_finished_total: _Optional[int] = ..., requests_aborted_total: _Optional[int] = ..., requests_failed_total: _Optional[int] = ..., offloaded_bytes_total: _Optional[int] = ..., fetched_bytes_total: _Optional[int] = ..., selected_rows_total: _Optional[int] = ..., hit_rows_total: _Optional[int] = ..., store_reachable: bool = ..., cached_tokens_total: _Optional[int] = ..., prefilling: _Optional[int] = ..., prefilling_tokens: _Optional[int] = ..., prefilling_tokens_left: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., corrupt_segments_total: _Optional[int] = ..., index_search_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., gather_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., h2d_copy_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., offload_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., decode_stall_seconds: _Optional[_Mapping[str, Histogram]] = ..., fallbacks_total: _Optional[_Mapping[str, int]] = ..., selected_tokens_ratio: _Optional[_Union[Histogram, _Mapping]] = ..., context_capacity: _Optional[int] = ...) -> None: ...
 
 class StoreStatsRequest(_message.Message):
     __slots__ = ()

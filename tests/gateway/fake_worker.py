@@ -201,6 +201,7 @@ class FakeWorker(pb_grpc.GPUWorkerServicer):
             cached_tokens_total=5,
             slot_used_tokens=64.5,
             slot_capacity_tokens=4096,
+            context_capacity=3,
             fetched_bytes_total=11,
             offload_seconds=pb.Histogram(bounds=[0.5, 1.0], counts=[2, 1, 1], sum=3.5),
             decode_stall_seconds={"index": pb.Histogram(bounds=[0.5], counts=[3, 0], sum=0.25)},

@@ -28,6 +28,7 @@ WORKER = gpu_worker_pb2.GetInfoResponse(
     default_budget=gpu_worker_pb2.Budget(share=0.1),
     num_parameters=15_700_000,
     slot_capacity_tokens=4 * 32768 + 5,
+    context_capacity=7,
     transport="shm",
 )
 
@@ -51,7 +52,7 @@ def test_all_that_is_known_is_shown() -> None:
         "32,768 tokens, 8 requests",
         "pqcache, budget 0.1 of the context",
         "2.00 GiB of host memory (shm)",
-        "for 32,768 tokens = 4 wholly on the device",
+        "of 32,768 tokens: 4 wholly on the device, 7 with the arena",
         "hot-cache = 0.25 (command line)",
         "ready  http://127.0.0.1:8000 (the page)   docs http://127.0.0.1:8000/docs   API http://127.0.0.1:8000/v1",
         "0.0.0.0:8001",

@@ -91,6 +91,22 @@ def test_clients_hear_of_the_policies_that_are_allowed(tmp_path: Path) -> None:
     assert engine.info.policies == ("full", "snapkv")
 
 
+@pytest.mark.parametrize(
+    ("slots", "arena", "seats", "capacity"), [(68, 16, 9, 2), (500, 2, 9, 2), (500, 16, 3, 3)]
+)
+def test_the_plan_says_how_many_of_the_longest_requests_fit_side_by_side(
+    slots: int, arena: int, seats: int, capacity: int, tmp_path: Path
+) -> None:
+    """As many as the pool, the arena and the seats have; a request takes 64 MiB beside slots for gaps between pages."""
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "max_position_embeddings": 4096}))
+    with LocalStore(arena << 20) as store:
+        engine = start(
+            tmp_path, store.target, slot_memory_bytes=2 * slots << 20, policy="full", max_num_seqs=seats
+        )
+        engine.close()
+    assert engine.info.context_capacity == engine.stats().context_capacity == capacity
+
+
 def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     path = tmp_path / "calibration.safetensors"
