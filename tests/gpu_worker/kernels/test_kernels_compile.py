@@ -240,6 +240,20 @@ for dtype in bfloat16, float32:
 packed = zeros(2, 1 + 4008, dtype=int32)
 keep_allowed(zeros(3, 128256), packed[:, 0], packed[:, 1:])
 """
+PACKED = """
+from gpu_worker.kernels.packed_matmul.kernel import packed_matmul, unpack_rows
+from gpu_worker.kernels.quantise_rows.kernel import quantise_rows
+from operations.packed import KINDS, drawn_matrix
+
+for kind in KINDS:
+    matrix = drawn_matrix(kind[0], 64, 512, *kind[1:])
+    for rows in (1, 64) if kind in KINDS[:3] else (8,):
+        packed_matmul(zeros(rows, 512, dtype=bfloat16), matrix)
+    if kind in KINDS[2:4]:
+        unpack_rows(matrix, 3, 60, bfloat16)
+packed_matmul(zeros(8, 512, dtype=float16), matrix, zeros(64, dtype=float16), zeros(8, 64, dtype=float16))
+quantise_rows(zeros(3, 4096, dtype=bfloat16))
+"""
 # What decode steps and prompts launch, at the shapes of Llama-3.1-8B and SmolLM2-135M.
 REAL = """
 import torch
@@ -301,10 +315,11 @@ print(spilled)
 # Scripts, and the programs that each compiles; some share a process, which takes a while to begin.
 SCRIPTS = {
     "attention_rows": (
-        ATTENTION + TOP_K + ROWS + ACTIVATIONS,
+        ATTENTION + TOP_K + ROWS + ACTIVATIONS + PACKED,
         "attend_split join_splits _join_pieces _join_past column_maxima prune finish select_in_tile take_best "
         "count_digit tally write_best resolve_head copy_rows copy_pairs store_rows _keep_rows _store_prompt "
-        "_load_prompt find_rows list_misses copy_misses find_offsets _rms_norm _rope _silu_mul _keep_allowed",
+        "_load_prompt find_rows list_misses copy_misses find_offsets _rms_norm _rope _silu_mul _keep_allowed "
+        "multiply_split unpack_tile _quantise_row",
     ),
     "scores": (
         SCORES + PAIRS + BITS,

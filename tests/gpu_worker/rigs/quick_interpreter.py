@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.language import core
 from triton.runtime import interpreter
@@ -21,7 +22,7 @@ NUMPY_DTYPES = {
     kind.name: interpreter._get_np_dtype(kind)
     for kind in (
         *(tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64),
-        *(tl.float16, tl.bfloat16, tl.float32, tl.float64),
+        *(tl.float8e4nv, tl.float16, tl.bfloat16, tl.float32, tl.float64),
     )
 }
 # Types whose sums, products and so on have them too.
@@ -176,13 +177,17 @@ def quick_index(usual: Operator) -> Operator:
 
 
 def quick_conversion(usual: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """bfloat16 is the upper half of float32; what is narrowed is cut off."""
+    """bfloat16 is the upper half of float32; what is narrowed is cut off. Triton's own conversion to e4m3 loses the
+    carry of what is rounded up to a power of two: PyTorch's is taken."""
 
     def convert(data: np.ndarray, source: core.dtype, target: core.dtype, rounding: Any) -> np.ndarray:
         if rounding is None and (source.name, target.name) == ("bf16", "fp32"):
             return data.astype(np.uint32) << np.uint32(16)
         if rounding is None and (source.name, target.name) == ("fp32", "bf16"):
             return (np.ascontiguousarray(data).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        if target.name == "fp8e4nv" and source.name == "fp32":
+            wide = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
+            return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         return usual(data, source, target, rounding)
 
     return convert

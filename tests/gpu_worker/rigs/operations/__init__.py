@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from operations import activations, attention, bits, clusters, groups, pages, products, selection, weights
+from operations import (
+    activations,
+    attention,
+    bits,
+    clusters,
+    groups,
+    packed,
+    pages,
+    products,
+    selection,
+    weights,
+)
 
 OPERATIONS = tuple(
     operation
-    for part in (activations, attention, bits, clusters, groups, pages, products, selection, weights)
+    for part in (activations, attention, bits, clusters, groups, packed, pages, products, selection, weights)
     for operation in part.OPERATIONS
 )
