@@ -75,6 +75,11 @@ class WorkerOptions(SelectionOptions):
         parse=lambda text: _DTYPE_ALIASES.get(text, text),
         metavar="TYPE",
     )
+    quantization: Literal["auto", "fp8"] = option(
+        "auto",
+        "fp8: quantise the matrices of plain weights to 8 bits while they are read; auto: as they are stored",
+        metavar="NAME",
+    )
     load_format: Literal["auto", "safetensors", "dummy"] = option(
         "auto", "auto, safetensors, or dummy: random weights", metavar="NAME"
     )

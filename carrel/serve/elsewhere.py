@@ -14,7 +14,6 @@ ELSEWHERE = {
     "--pipeline-parallel-size": _ONE_GPU,
     "--data-parallel-size": _ONE_GPU,
     "--tp": _ONE_GPU,
-    "--quantization": "weights are computed in --dtype; a GGUF file may be quantised",
     "--kv-cache-dtype": "keys and values have the type of --dtype; --policy and --budget say how many are read",
     "--swap-space": _ARENA,
     "--cpu-offload-gb": _ARENA,

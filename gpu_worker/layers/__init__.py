@@ -6,7 +6,7 @@ from gpu_worker.layers.attention import AttentionSpec
 from gpu_worker.layers.block import Block, Part, Rank, Target, checkpoint_parts
 from gpu_worker.layers.head_norms import HeadNorms, NormsAfterRope, NormsOverWidth
 from gpu_worker.layers.layer import Layer, LayerSpec, ParallelLayerSpec
-from gpu_worker.layers.linear import Linear, LinearSpec, Piece, Source, Split, WeightFormat
+from gpu_worker.layers.linear import Linear, LinearSpec, Source, Split, linear_modules
 from gpu_worker.layers.mlp import MlpSpec
 from gpu_worker.layers.norm import (
     LayerNorm,
@@ -18,8 +18,10 @@ from gpu_worker.layers.norm import (
     ShiftedRmsNorm,
 )
 from gpu_worker.layers.rope import RopeSpec
+from gpu_worker.layers.weights import PLAIN, Matrix, Piece, StoredMatrix, WeightFormat
 
 __all__ = [
+    "PLAIN",
     "AttentionSpec",
     "Block",
     "HeadNorms",
@@ -28,6 +30,7 @@ __all__ = [
     "LayerSpec",
     "Linear",
     "LinearSpec",
+    "Matrix",
     "MlpSpec",
     "Norm",
     "NormsAfterRope",
@@ -44,7 +47,9 @@ __all__ = [
     "ShiftedRmsNorm",
     "Source",
     "Split",
+    "StoredMatrix",
     "Target",
     "WeightFormat",
     "checkpoint_parts",
+    "linear_modules",
 ]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
+
+if TYPE_CHECKING:
+    from gpu_worker.layers.weights import WeightFormat
 
 # Element types of plain weights, by the names of safetensors.
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -48,11 +53,15 @@ ALONE = Rank()
 
 
 class Target(NamedTuple):
-    """Where weights are allocated, in which type, and whose shard of them."""
+    """Where weights are allocated, in which type, and whose shard of them.
+
+    formats: how the checkpoint stores matrices, by their modules; of all others their specs say it.
+    """
 
     device: torch.device
     dtype: torch.dtype
     rank: Rank = ALONE
+    formats: Mapping[str, WeightFormat] = MappingProxyType({})
 
     def empty(self, *shape: int) -> torch.nn.Parameter:
         """Allocate an uninitialised weight without gradient."""

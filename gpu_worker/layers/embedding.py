@@ -6,11 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpu_worker.layers.block import Whole
+from gpu_worker.layers.block import Part, Target, Whole
+from gpu_worker.layers.weights import PLAIN, Reader
 
 
 class Embedding(Whole):
-    """A row [hidden_size] for each token of the vocabulary."""
+    """A row [hidden_size] for each token of the vocabulary, held as plain numbers however it is stored."""
+
+    def __init__(self, name: str, shape: tuple[int, int], target: Target) -> None:
+        super().__init__(name, shape, target)
+        module = name.removesuffix(".weight")
+        self._reader = Reader(target.formats.get(module, PLAIN), module, shape)
+
+    def parts(self) -> dict[str, Part]:
+        return self._reader.parts
+
+    def load(self, name: str, tensor: Tensor) -> None:
+        stored = self._reader.add(name, tensor, self.weight.device)
+        if stored is not None:
+            self.weight.copy_(stored.values())
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token ids int64 [T] to hidden states [T, hidden_size]."""

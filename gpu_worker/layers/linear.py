@@ -1,17 +1,16 @@
-"""A projection, and the formats in which its matrix can be stored."""
+"""A projection: the checkpoint's matrices that it computes with, and a rank's shard of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_worker.layers.block import Block, Part, Target, fill_random
+from gpu_worker.layers.weights import PLAIN, Piece, Reader, WeightFormat
 
 
 class Split(Enum):
@@ -23,71 +22,6 @@ class Split(Enum):
 
     ROWS = auto()
     COLUMNS = auto()
-
-
-class Piece(NamedTuple):
-    """The region `rows`, `columns` of a checkpoint's matrix, which fills a rank's matrix from `row` on."""
-
-    rows: slice
-    columns: slice
-    row: int
-
-    @property
-    def target(self) -> slice:
-        """Rows of the rank's matrix."""
-        return slice(self.row, self.row + self.rows.stop - self.rows.start)
-
-
-class WeightFormat(torch.nn.Module, ABC):
-    """How a matrix is stored, loaded and multiplied. An instance holds one rank's shard, [num_rows, num_columns]."""
-
-    def __init__(self, num_rows: int, num_columns: int, target: Target) -> None:
-        super().__init__()
-
-    @staticmethod
-    @abstractmethod
-    def parts(name: str, shape: tuple[int, int]) -> dict[str, Part]:
-        """Return the tensors of the checkpoint's matrix `name`, of this shape, by their names there."""
-
-    @abstractmethod
-    def load(self, role: str, tensor: Tensor, piece: Piece) -> None:
-        """Take over a piece of the matrix from its tensor of this role."""
-
-    @abstractmethod
-    def fill(self, generator: torch.Generator) -> None:
-        """Make random weights."""
-
-    @abstractmethod
-    def matmul(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply inputs [T, num_columns]: [T, num_rows]."""
-
-    def matmul_onto(self, total: Tensor, inputs: Tensor) -> Tensor:
-        """Add the product to `total` [T, num_rows] in place."""
-        return total.add_(self.matmul(inputs))
-
-
-class Plain(WeightFormat):
-    """A matrix in the model's own type."""
-
-    def __init__(self, num_rows: int, num_columns: int, target: Target) -> None:
-        super().__init__(num_rows, num_columns, target)
-        self.weight = target.empty(num_rows, num_columns)
-
-    @staticmethod
-    def parts(name: str, shape: tuple[int, int]) -> dict[str, Part]:
-        return {f"{name}.weight": Part("weight", shape)}
-
-    def load(self, role: str, tensor: Tensor, piece: Piece) -> None:
-        self.weight[piece.target].copy_(tensor[piece.rows, piece.columns])
-
-    def fill(self, generator: torch.Generator) -> None:
-        fill_random(self.weight, generator)
-
-    def matmul(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(inputs, self.weight, bias)
-
-    def matmul_onto(self, total: Tensor, inputs: Tensor) -> Tensor:
-        return total.addmm_(inputs, self.weight.t())
 
 
 class Source(NamedTuple):
@@ -103,13 +37,16 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """A projection of `num_inputs` to the outputs of all sources, one behind the other, in one product."""
+    """A projection of `num_inputs` to the outputs of all sources, one behind the other, in one product.
+
+    format: of matrices that the target names no format of.
+    """
 
     num_inputs: int
     sources: tuple[Source, ...]
     bias: bool = False
     split: Split = Split.ROWS
-    format: type[WeightFormat] = Plain
+    format: WeightFormat = PLAIN
 
     @property
     def num_outputs(self) -> int:
@@ -129,9 +66,12 @@ class Linear(Block):
             columns = target.rank.of(spec.num_inputs, f"inputs of {spec.sources[0].name}")
             # the sum over the ranks has it once
             adds_bias &= target.rank.index == 0
-        self._parts: dict[str, tuple[Part, list[Piece]]] = {}
+        self._biases: dict[str, tuple[Part, list[Piece]]] = {}
+        self._readers: dict[str, tuple[Reader, list[Piece]]] = {}
+        self.modules_read = tuple(prefix + source.name for source in spec.sources)
+        formats = [target.formats.get(name, spec.format) for name in self.modules_read]
         num_rows = 0
-        for source in spec.sources:
+        for source, name, stored in zip(spec.sources, self.modules_read, formats, strict=True):
             pieces, begin = [], 0
             for size in source.sizes:
                 rows = slice(0, size)
@@ -140,24 +80,31 @@ class Linear(Block):
                 pieces.append(Piece(slice(begin + rows.start, begin + rows.stop), columns, num_rows))
                 begin += size
                 num_rows = pieces[-1].target.stop
-            name = prefix + source.name
-            for part_name, part in spec.format.parts(name, (begin, spec.num_inputs)).items():
-                self._parts[part_name] = part, pieces
+            reader = Reader(stored, name, (begin, spec.num_inputs))
+            self._readers |= dict.fromkeys(reader.parts, (reader, pieces))
             if spec.bias:
-                self._parts[f"{name}.bias"] = Part("bias", (begin,)), pieces
-        self.matrix = spec.format(num_rows, columns.stop - columns.start, target)
+                self._biases[f"{name}.bias"] = Part("bias", (begin,)), pieces
+        # what is stored in several formats is held as plain numbers
+        held = formats[0] if all(each == formats[0] for each in formats) else PLAIN
+        self.matrix = held.matrix(num_rows, columns.stop - columns.start, target)
         self.bias = target.empty(num_rows) if adds_bias else None
+        self._device = target.device
 
     def parts(self) -> dict[str, Part]:
-        return {name: part for name, (part, _) in self._parts.items()}
+        weights = {name: reader.parts[name] for name, (reader, _) in self._readers.items()}
+        return weights | {name: part for name, (part, _) in self._biases.items()}
 
     def load(self, name: str, tensor: Tensor) -> None:
-        part, pieces = self._parts[name]
-        for piece in pieces:
-            if part.role != "bias":
-                self.matrix.load(part.role, tensor, piece)
-            elif self.bias is not None:
-                self.bias[piece.target].copy_(tensor[piece.rows])
+        if name in self._biases:
+            for piece in self._biases[name][1]:
+                if self.bias is not None:
+                    self.bias[piece.target].copy_(tensor[piece.rows])
+            return
+        reader, pieces = self._readers[name]
+        stored = reader.add(name, tensor, self._device)
+        if stored is not None:
+            for piece in pieces:
+                self.matrix.load(stored, piece)
 
     def fill(self, generator: torch.Generator) -> None:
         self.matrix.fill(generator)
@@ -169,7 +116,13 @@ class Linear(Block):
         return self.matrix.matmul(inputs, self.bias)
 
     def matmul_onto(self, total: Tensor, inputs: Tensor) -> Tensor:
-        """Add the outputs to `total` in place."""
+        """Return `total` plus the outputs; `total` may be overwritten."""
         if self.bias is not None:
             return total.add_(self.matmul(inputs))
         return self.matrix.matmul_onto(total, inputs)
+
+
+def linear_modules(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the modules of the checkpoint whose matrices the projections of a model read."""
+    linears = (module for module in model.modules() if isinstance(module, Linear))
+    return tuple(name for linear in linears for name in linear.modules_read)

@@ -75,5 +75,5 @@ class Mlp(Module):
         return self.down.matmul(self._activate(self.up.matmul(inputs)))
 
     def output_onto(self, total: Tensor, inputs: Tensor) -> Tensor:
-        """Add the outputs to `total` in place."""
+        """Return `total` plus the outputs; `total` may be overwritten."""
         return self.down.matmul_onto(total, self._activate(self.up.matmul(inputs)))

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from gpu_worker.errors import ModelError
 from gpu_worker.layers import Part
 from gpu_worker.models.config_fields import ConfigFields
+from gpu_worker.models.formats.find import FoundFormats, Header, find_formats
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -33,6 +34,7 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[Path, list[str]] = {}
+        self._headers: dict[str, Header] = {}
         if (directory / _ADAPTER).exists():
             raise ModelError(
                 f"{directory} has {_ADAPTER}, and adapters are not supported: merge it into the weights (PEFT's "
@@ -41,7 +43,11 @@ class Checkpoint:
         promised = _promised_tensors(directory)
         for path in dict.fromkeys(promised.values() if promised else [_single_file(directory)]):
             with _open(path) as file:
-                held = set(file.keys())
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+                headers = {
+                    name: Header(tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()
+                }
+            held = headers.keys()
             listed = [name for name, shard in promised.items() if shard == path]
             wanted = listed + sorted(held - promised.keys())
             absent = [name for name in listed if name not in held]
@@ -54,26 +60,28 @@ class Checkpoint:
                     f"{path}: {_shown(twice)} is in two files, and {_INDEX} does not say which to read"
                 )
             self._files[path] = wanted
+            self._headers |= {name: headers[name] for name in wanted}
         _log_unused(directory, self._files.keys())
 
     def check(self, parts: Mapping[str, Part], ignorable: frozenset[str]) -> None:
         """Raise ModelError unless the tensors are these, each of its shape and of a type that can be loaded."""
         check_names(str(self._directory), "config.json", self.names(), parts, ignorable)
         for path, wanted in self._files.items():
-            with _open(path) as file:
-                for name in (name for name in wanted if name in parts):
-                    tensor = file.get_slice(name)
-                    found, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
-                    if found != parts[name].shape:
-                        raise ModelError(
-                            f"{path}: {name} has shape {list(found)}; "
-                            f"config.json asks for {list(parts[name].shape)}"
-                        )
-                    if dtype not in parts[name].dtypes:
-                        raise ModelError(
-                            f"{path}: {name} is of type {dtype}; "
-                            "quantised weights are not supported, use F32, F16 or BF16"
-                        )
+            for name in (name for name in wanted if name in parts):
+                (found, dtype), part = self._headers[name], parts[name]
+                if found != part.shape:
+                    raise ModelError(
+                        f"{path}: {name} has shape {list(found)}; config.json asks for {list(part.shape)}"
+                    )
+                if dtype not in part.dtypes:
+                    raise ModelError(
+                        f"{path}: {name} is of type {dtype}, which is not supported for it; "
+                        f"supported: {', '.join(part.dtypes)}"
+                    )
+
+    def formats(self) -> FoundFormats:
+        """Find the formats of the matrices. Raises ModelError."""
+        return find_formats(self._directory, self._headers)
 
     def tensors(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """These tensors, file by file, on the CPU; each is freed when the caller drops it."""

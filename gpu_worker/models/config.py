@@ -22,7 +22,6 @@ class ModelConfig:
     skipped: beginnings of the names of tensors that text does not need.
     embedding_scale, logit_scale: factors on embeddings, in the type of the weights, and on logits.
     checkpoint_dtype: the name that config.json gives, if any.
-    quantization: words of config.json that the weights are quantised, if any; they may be left over from others.
     """
 
     model_type: str
@@ -43,7 +42,6 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     checkpoint_dtype: str | None = None
-    quantization: str | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -120,6 +120,14 @@ class ConfigFields:
             raise self.fail(name, f"a list of {length} numbers from {low:g} to {high:g}")
         return tuple(float(value) for value in values)
 
+    def integers(self, name: str, count: int, default: list[int]) -> tuple[int, ...]:
+        """A list of so many positive integers."""
+        value = self._get(name, default)
+        is_list = isinstance(value, list) and len(value) == count
+        if not is_list or not all(type(item) is int and item > 0 for item in value):
+            raise self.fail(name, f"a list of {count} positive integers")
+        return tuple(value)
+
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
         """One token id or a list of them; empty when absent."""
         value = self._get(name, [])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
 import torch
 
 from gpu_worker.layers.block import ALONE, Rank, Target
 from gpu_worker.layers.embedding import Embedding
 from gpu_worker.layers.norm import normed, scaled
 from gpu_worker.layers.rope import Rope
+from gpu_worker.layers.weights import Matrix, WeightFormat
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.row_format import row_format
 from kv_store.client import RowFormat
@@ -18,15 +22,21 @@ class Decoder(torch.nn.Module):
 
     T is any number of tokens, of any mix of sequences: no method knows of sequences or batches. Callers hold
     `torch.inference_mode`. No method synchronises with the host, so all may be captured in a CUDA graph.
-    Weights are uninitialised until `load_model` fills them. rank: whose shard of the layers this is.
+    Weights are uninitialised until `load_model` fills them. rank: whose shard of the layers this is. formats: how the
+    checkpoint stores matrices, by their modules.
     """
 
     def __init__(
-        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, rank: Rank = ALONE
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        rank: Rank = ALONE,
+        formats: Mapping[str, WeightFormat] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.config = config
-        target = Target(device, dtype, rank)
+        target = Target(device, dtype, rank, formats)
         shape = (config.vocab_size, config.hidden_size)
         # models are trained with a factor of the weights' type
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
@@ -51,6 +61,26 @@ class Decoder(torch.nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.weight.dtype
+
+    @property
+    def product_bytes(self) -> int:
+        """Most temporary bytes of a projection in addition to its inputs and outputs."""
+        return max(matrix.product_bytes for matrix in self._matrices())
+
+    @property
+    def packed_kinds(self) -> tuple[str, ...]:
+        """Names of the kinds of packed matrices among the projections', each of which rounds products differently."""
+        return tuple(sorted({type(each).__name__ for each in self._matrices() if each.num_packed}))
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers of all weights, however they are held; of a tied head once."""
+        return sum(each.numel() for each in self.parameters()) + sum(
+            each.num_packed for each in self._matrices()
+        )
+
+    def _matrices(self) -> Iterator[Matrix]:
+        return (module for module in self.modules() if isinstance(module, Matrix))
 
     @property
     def row_format(self) -> RowFormat:

@@ -11,6 +11,7 @@ from gpu_worker.errors import ModelError
 from gpu_worker.layers import Part
 from gpu_worker.models.checkpoint import check_names
 from gpu_worker.models.config import ModelConfig
+from gpu_worker.models.formats.find import FoundFormats
 from gpu_worker.models.gguf_architectures import ARCHITECTURES, Architecture
 from gpu_worker.models.gguf_config import EMBEDDING, FREQUENCIES, HEAD, LONG_FACTORS
 from gpu_worker.models.gguf_data import GGUFData
@@ -60,6 +61,10 @@ class GGUFCheckpoint:
                     f"the metadata asks for {list(part.shape)}"
                 )
             self._data.check(place)
+
+    def formats(self) -> FoundFormats:
+        """All matrices are plain: they are dequantised while they are read."""
+        return FoundFormats({})
 
     def tensors(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """These tensors, float32 on the CPU; each is freed when the caller drops it."""

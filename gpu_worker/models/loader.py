@@ -13,16 +13,21 @@ import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 
 from gpu_worker.errors import ModelError
-from gpu_worker.layers import Block, checkpoint_parts
+from gpu_worker.layers import Block, WeightFormat, checkpoint_parts, linear_modules
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder
+from gpu_worker.models.formats.fp8 import MadeFp8
 from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
 from gpu_worker.models.read_config import gguf_head, read_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # nested folders hold other formats of the same weights, as does consolidated.safetensors
 _OTHER_FORMATS = ["*/*", "consolidated*"]
+
+# By name, how plain matrices are quantised while they are read.
+QUANTIZATIONS: Mapping[str, WeightFormat] = {"fp8": MadeFp8()}
+Formats = Mapping[str, WeightFormat]
 
 LoadFormat = Literal["safetensors", "dummy"]
 # (tensors done, tensors in all)
@@ -55,10 +60,13 @@ def load_model(
     max_model_len: int | None = None,
     overrides: Mapping[str, object] | None = None,
     progress: Progress | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
-    """Load a model's weights onto `device`; at most one checkpoint tensor is held at a time, and an embedding and a
-    head that are compared.
+    """Load a model's weights onto `device`; at most one matrix of the checkpoint is held at a time, and an embedding
+    and a head that are compared.
 
+    quantization: a name of QUANTIZATIONS: the matrices of projections are quantised so while they are read. None: they
+    stay as they are stored.
     `dtype` None means the one config.json names, or float32; of a GGUF file that of its matrices, or bfloat16 where
     they are quantised. `load_format` "dummy" needs no more than config.json and makes seeded random weights on the
     device. `max_model_len` bounds the contexts that will be served; None: all that the model can.
@@ -72,20 +80,19 @@ def load_model(
         path_or_id, revision=revision, download_dir=download_dir, with_weights=not is_dummy
     )
     config = read_config(source, overrides).served_up_to(max_model_len)
-    checkpoint = None
+    checkpoint, formats = None, _made_formats(config, quantization)
     if not is_dummy:
         checkpoint = _open(source, config)
         config = config.named_as(checkpoint.names())
-        _check(checkpoint, config)
-        config = _settle_head(checkpoint, config)
-    decoder = _allocate(config, torch.device(device), dtype or checkpoint_dtype(config))
+        formats = _checked_formats(checkpoint, config, quantization)
+        config = _settle_head(checkpoint, config, formats)
+    decoder = _allocate(config, torch.device(device), dtype or checkpoint_dtype(config), formats)
     if checkpoint is None:
         _fill_random(decoder, progress)
     else:
         _fill(decoder, checkpoint, progress)
         _check_finite(decoder, checkpoint)
-    num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    return LoadedModel(config, decoder, num_parameters, str(source))
+    return LoadedModel(config, decoder, decoder.num_parameters, str(source))
 
 
 def check_model(
@@ -95,6 +102,7 @@ def check_model(
     load_format: LoadFormat,
     download_dir: str | None = None,
     overrides: Mapping[str, object] | None = None,
+    quantization: str | None = None,
 ) -> ModelConfig | None:
     """Check what `load_model` checks before it takes memory: configuration, names, shapes and types of the weights.
 
@@ -110,7 +118,7 @@ def check_model(
     # of a model of the hub, weights may still have to come
     if not is_dummy and Path(path_or_id).expanduser().exists():
         checkpoint = _open(source, config)
-        _check(checkpoint, config.named_as(checkpoint.names()))
+        _checked_formats(checkpoint, config.named_as(checkpoint.names()), quantization)
     return config
 
 
@@ -118,9 +126,30 @@ def _open(source: Path, config: ModelConfig) -> Checkpoint | GGUFCheckpoint:
     return GGUFCheckpoint(gguf_head(source), config) if source.is_file() else Checkpoint(source)
 
 
-def _check(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> None:
-    """Raise ModelError unless every tensor is used or needless. Takes no memory."""
-    if config.head in checkpoint.names():
+def _made_formats(config: ModelConfig, quantization: str | None) -> Formats:
+    """The formats of all projections of a model that is stored plain and quantised in this way."""
+    if quantization is None:
+        return {}
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(
+            f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}"
+        )
+    plain = Decoder(config, torch.device("meta"), torch.float32)
+    return dict.fromkeys(linear_modules(plain), QUANTIZATIONS[quantization])
+
+
+def _checked_formats(
+    checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig, quantization: str | None
+) -> Formats:
+    """Find the formats of the weights. Raises ModelError unless every tensor is used or needless. Takes no memory."""
+    found = checkpoint.formats()
+    formats = found.named or _made_formats(config, quantization)
+    if quantization and (others := {each.quantization for each in formats.values()} - {quantization}):
+        raise ModelError(
+            f"the weights are quantised as {', '.join(sorted(others))} already, and cannot become {quantization}; "
+            "leave out --quantization, or give the unquantised model"
+        )
+    if _has_head(checkpoint, config, formats):
         config = replace(config, tie_word_embeddings=False)
     # RoPE's frequencies follow from the configuration
     needless = frozenset(
@@ -128,26 +157,32 @@ def _check(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> None
         for name in checkpoint.names()
         if name.endswith(".rotary_emb.inv_freq") or name.startswith(config.skipped)
     )
-    decoder = Decoder(config, torch.device("meta"), torch.float32)
+    decoder = Decoder(config, torch.device("meta"), torch.float32, formats=formats)
     parts = {name: part for name, (_, part) in checkpoint_parts(decoder).items()}
     try:
-        checkpoint.check(parts, needless)
-    except ModelError as error:
-        if config.quantization is None:
-            raise
-        raise ModelError(
-            f"{config.quantization}: these weights are quantised, and no quantised weights are supported: give the "
-            f"unquantised model, or a GGUF file ({error})"
-        ) from error
+        checkpoint.check(parts, (needless | found.needless) - parts.keys())
+    except ModelError as exc:
+        if found.unknown:
+            raise ModelError(found.unknown) from exc
+        raise
+    return formats
 
 
-def _settle_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig) -> ModelConfig:
+def _has_head(checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig, formats: Formats) -> bool:
+    return config.head in checkpoint.names() or config.head.removesuffix(".weight") in formats
+
+
+def _settle_head(
+    checkpoint: Checkpoint | GGUFCheckpoint, config: ModelConfig, formats: Formats
+) -> ModelConfig:
     """Untie a head of the checkpoint's own, as transformers does whatever the config says."""
-    if not config.tie_word_embeddings or config.head not in checkpoint.names():
+    if not config.tie_word_embeddings or not _has_head(checkpoint, config, formats):
         return config
-    both = dict(checkpoint.tensors(frozenset({config.embedding, config.head})))
-    if torch.equal(both[config.embedding], both[config.head]):
-        return config
+    modules = {name.removesuffix(".weight") for name in (config.embedding, config.head)}
+    if not modules & formats.keys():
+        both = dict(checkpoint.tensors(frozenset({config.embedding, config.head})))
+        if torch.equal(both[config.embedding], both[config.head]):
+            return config
     logger.warning(
         "config.json ties the output head to the embedding, but the weights have an lm_head.weight that differs: it is "
         "used. Set tie_word_embeddings to false to silence this"
@@ -163,9 +198,9 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype, formats: Formats) -> Decoder:
     try:
-        return Decoder(config, device, dtype)
+        return Decoder(config, device, dtype, formats=formats)
     except RuntimeError as exc:
         raise ModelError(f"no memory for the weights on {device} in {dtype}: {exc}") from exc
 

@@ -42,9 +42,7 @@ def _read_family(fields: ConfigFields) -> ModelConfig:
         check_model_type(fields.where, dict(fields.items()), FAMILIES)
     except ModelTypeError as error:
         raise ModelError(str(error)) from error
-    config = FAMILIES[fields.text("model_type")](fields)
-    has_words = fields.has("quantization_config")
-    return replace(config, quantization=fields.shown("quantization_config")) if has_words else config
+    return FAMILIES[fields.text("model_type")](fields)
 
 
 def gguf_head(path: Path) -> GGUFHead:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from gpu_worker.errors import ModelError
 from gpu_worker.layers import AttentionSpec, Source
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder
@@ -17,10 +18,13 @@ def ungrouped(model: LoadedModel) -> LoadedModel:
 
     Every policy then selects for each query head, at a KV cache that is `group_size` times as large. The decoder's
     weights are taken over, but for the projections of queries, keys and values: of these both are held meanwhile.
+    Raises ModelError where these are quantised.
     """
     config = model.config
     if config.group_size == 1:
         return model
+    if model.decoder.packed_kinds:
+        raise ModelError("query heads cannot select each for itself with quantised weights: use plain ones")
     layers = (replace(layer, attention=_widened(layer.attention)) for layer in config.layers)
     wide = replace(config, layers=tuple(layers))
     decoder = Decoder(wide, torch.device("meta"), model.decoder.dtype)
@@ -37,8 +41,7 @@ def ungrouped(model: LoadedModel) -> LoadedModel:
     for name, table in model.decoder.named_buffers():
         owner, _, last = name.rpartition(".")
         decoder.get_submodule(owner).register_buffer(last, table, persistent=False)
-    num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    return replace(model, config=wide, decoder=decoder, num_parameters=num_parameters)
+    return replace(model, config=wide, decoder=decoder, num_parameters=decoder.num_parameters)
 
 
 def _widened(spec: AttentionSpec) -> AttentionSpec:

@@ -58,7 +58,7 @@ def _text_fields(fields: ConfigFields, tied: bool = False) -> ConfigFields:
         if rope.get(key) == "mrope":
             rope[key] = "default"
     changes: dict[str, object] = {name: rope}
-    for key in ("dtype", "torch_dtype", "eos_token_id", "quantization_config"):
+    for key in ("dtype", "torch_dtype", "eos_token_id"):
         if fields.has(key) and not text.has(key):
             changes[key] = dict(fields.items())[key]
     is_tied = fields.flag("tie_word_embeddings", text.flag("tie_word_embeddings", tied))

@@ -31,6 +31,8 @@ class Workload:
     index_device: IndexDevice
     # On the device; else the store has them, and selects.
     has_indexes: bool = True
+    # Temporary bytes of a projection in addition to its inputs and outputs.
+    product_bytes: int = 0
 
     @property
     def default(self) -> Policy:

@@ -124,6 +124,7 @@ def check_options(config: WorkerConfig) -> None:
         revision=config.revision,
         load_format=_load_format(config),
         overrides=config.hf_overrides,
+        quantization=_quantization(config),
     )
     if model is None:
         return
@@ -159,6 +160,10 @@ def _check_fit(policies: dict[str, Policy], calibration: Calibration | None, mod
 
 def _load_format(config: WorkerConfig) -> LoadFormat:
     return "dummy" if config.load_format == "dummy" else "safetensors"
+
+
+def _quantization(config: WorkerConfig) -> str | None:
+    return None if config.quantization == "auto" else config.quantization
 
 
 def configured_policies(config: WorkerConfig, calibration: Calibration | None) -> dict[str, Policy]:
@@ -228,6 +233,7 @@ def _load(config: WorkerConfig, device: torch.device, report: Report) -> LoadedM
             load_format=_load_format(config),
             max_model_len=config.max_model_len,
             overrides=config.hf_overrides,
+            quantization=_quantization(config),
             progress=lambda done, total: report("load weights", done, total),
         )
         return ungrouped(model) if config.granularity == "q_head" else model
@@ -253,6 +259,7 @@ def _workload(
         layers=layers,
         index_device=IndexDevice(config.index_device),
         has_indexes=config.transport != "grpc",
+        product_bytes=model.decoder.product_bytes,
     )
 
 

@@ -163,7 +163,7 @@ def decode_bytes(workload: Workload) -> int:
     model, shape = workload.model, workload.shape
     logits = shape.max_num_seqs * model.vocab_size
     scored = min(shape.max_num_seqs * shape.max_model_len, max(MAX_SCORED, shape.max_model_len))
-    step = shape.max_num_seqs * workload.token_bytes + logits * 6
+    step = shape.max_num_seqs * workload.token_bytes + workload.product_bytes + logits * 6
     step += scored * shape.num_kv_heads * CANDIDATE_BYTES
     most_kept, policy = workload.most_kept, workload.default
     if most_kept and cast(RetainPolicy, policy).evicts:

@@ -82,15 +82,15 @@ class Prefixes:
 
 
 def model_root(model: LoadedModel) -> bytes:
-    """Return a name of all that decides rows: the weights as they are on the device, the configuration, and the kind of
-    device.
+    """Return a name of all that decides rows: the weights as they are on the device, the configuration, and the kinds
+    of device and of products.
 
     Equal weights have equal names on every host and in every folder. Call it while there is memory: on a GPU it takes
     some 32 MiB.
     """
     # Where an answer ends, and which type was proposed, changes no row.
-    config = replace(model.config, eos_token_ids=(), checkpoint_dtype=None, quantization=None)
-    facts = (weights_digest(model.decoder), config, model.decoder.device.type)
+    config = replace(model.config, eos_token_ids=(), checkpoint_dtype=None)
+    facts = (weights_digest(model.decoder), config, model.decoder.device.type, *model.decoder.packed_kinds)
     return _digest(b"carrel", repr(facts).encode())
 
 

@@ -329,4 +329,5 @@ def short_pass_bytes(workload: Workload) -> int:
     most = buckets[-1] if buckets else BUCKETS[0]
     rows = most * shape.num_layers * workload.head_layer_bytes
     logits = MAX_PROMPTS * workload.model.vocab_size * LOGIT_BYTES
-    return rows + most * workload.token_bytes + logits + len(buckets) * shape.num_layers * GRAPH_LAYER_BYTES
+    computing = most * workload.token_bytes + workload.product_bytes
+    return rows + computing + logits + len(buckets) * shape.num_layers * GRAPH_LAYER_BYTES

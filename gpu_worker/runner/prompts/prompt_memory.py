@@ -43,7 +43,7 @@ def prefill_bytes(workload: Workload) -> int:
     storing = rows + 5 * 8 * shape.num_kv_heads * length
     keys = 4 * shape.num_kv_heads * length * shape.head_dim
     storing += max(_training_bytes(workload), _policy_bytes(workload, keys))
-    computing = chunk * workload.token_bytes
+    computing = chunk * workload.token_bytes + workload.product_bytes
     if workload.dtype == torch.float32 or shape.head_dim > 256:
         computing += 2 * keys + 2 * 4 * min(MAX_SCORES, chunk * model.num_heads * length)
     return kept + max(storing, computing, scoring_bytes(chunk, model.vocab_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,19 @@ from tiny_models import CONFIGS, random_token_ids, save_model
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
-from gpu_worker.layers import Linear, LinearSpec, Part, Piece, Rank, Source, Split, Target, WeightFormat
+from gpu_worker.layers import (
+    Linear,
+    LinearSpec,
+    Matrix,
+    Part,
+    Piece,
+    Rank,
+    Source,
+    Split,
+    StoredMatrix,
+    Target,
+    WeightFormat,
+)
 from gpu_worker.models import ModelConfig, load_model
 from gpu_worker.models.config_fields import ConfigFields
 from gpu_worker.models.families import FAMILIES
@@ -75,31 +88,44 @@ def test_what_ranks_cannot_divide_is_refused(spec: LinearSpec, named: str) -> No
         Linear(spec, "", Target(CPU, torch.float32, Rank(0, 3)))
 
 
-class Bytes(WeightFormat):
-    """A format that the product does not have: rows of int8, with a scale each."""
+class BytesMatrix(Matrix):
+    """Rows of int8, with a scale each."""
 
     def __init__(self, num_rows: int, num_columns: int, target: Target) -> None:
-        super().__init__(num_rows, num_columns, target)
+        super().__init__()
         empty = torch.empty(num_rows, num_columns, dtype=torch.int8, device=target.device)
         self.codes = torch.nn.Parameter(empty, requires_grad=False)
         self.scales = target.empty(num_rows, 1)
 
-    @staticmethod
-    def parts(name: str, shape: tuple[int, int]) -> dict[str, Part]:
-        scale = Part("scales", (shape[0], 1))
-        return {f"{name}.weight": Part("codes", shape, ("I8",)), f"{name}.weight_scale": scale}
-
-    def load(self, role: str, tensor: Tensor, piece: Piece) -> None:
-        if role == "codes":
-            self.codes[piece.target].copy_(tensor[piece.rows, piece.columns])
-        else:
-            self.scales[piece.target].copy_(tensor[piece.rows])
+    def load(self, stored: StoredMatrix, piece: Piece) -> None:
+        self.codes[piece.target].copy_(stored.codes[piece.rows, piece.columns])
+        assert stored.scales is not None
+        self.scales[piece.target].copy_(stored.scales[piece.rows])
 
     def fill(self, generator: torch.Generator) -> None:
         raise NotImplementedError
 
     def matmul(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.nn.functional.linear(inputs, self.codes * self.scales, bias)
+
+
+class Bytes(WeightFormat):
+    """A format that the product does not have."""
+
+    def parts(self, name: str, shape: tuple[int, int]) -> dict[str, Part]:
+        scale = Part("scales", (shape[0], 1))
+        return {f"{name}.weight": Part("codes", shape, ("I8",)), f"{name}.weight_scale": scale}
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], device: torch.device
+    ) -> StoredMatrix:
+        return StoredMatrix(tensors["codes"], tensors["scales"])
+
+    def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
+        return BytesMatrix(num_rows, num_columns, target)
+
+
+BYTES = Bytes()
 
 
 def as_bytes(tensors: dict[str, Tensor], names: set[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -119,7 +145,7 @@ def test_a_format_of_a_test_is_loaded_and_multiplied_by_shards(split: Split, ind
     sources, rank = (Source("a", (8,)), Source("b", (4, 4))), Rank(index, 2)
     plain_spec = LinearSpec(8, sources, True, split)
     packed, plain = as_bytes(checkpoint(plain_spec), {"a.weight", "b.weight"})
-    linear = loaded(LinearSpec(8, sources, True, split, Bytes), rank, packed)
+    linear = loaded(LinearSpec(8, sources, True, split, BYTES), rank, packed)
     twin = loaded(plain_spec, rank, plain)
     inputs = INPUTS if split is Split.ROWS else INPUTS[:, :4]
     torch.testing.assert_close(linear.matmul(inputs), twin.matmul(inputs))
@@ -133,8 +159,24 @@ def read_packed(fields: ConfigFields) -> ModelConfig:
     """A Llama whose MLPs are stored in `Bytes`."""
     config = read_llama(fields)
     (mlp,) = {layer.mlp for layer in config.layers}
-    packed = replace(mlp, up=replace(mlp.up, format=Bytes), down=replace(mlp.down, format=Bytes))
+    packed = replace(mlp, up=replace(mlp.up, format=BYTES), down=replace(mlp.down, format=BYTES))
     return replace(config, layers=tuple(replace(layer, mlp=packed) for layer in config.layers))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("split", list(Split))
+def test_a_matrix_of_several_formats_is_held_plain(split: Split, index: int) -> None:
+    """formats: by the names of modules, which the target has."""
+    spec, rank = LinearSpec(8, (Source("a", (8,)), Source("b", (4, 4))), split=split), Rank(index, 2)
+    tensors = {name: each for name, each in checkpoint(spec).items() if name.endswith("weight")}
+    packed, plain = as_bytes(tensors, {"b.weight"})
+    found = []
+    for given, formats in (packed, {"b": BYTES}), (plain, {}):
+        linear = Linear(spec, "", Target(CPU, torch.float32, rank, formats))
+        for name in sorted(given, reverse=True):
+            linear.load(name, given[name])
+        found.append(linear.matmul(INPUTS if split is Split.ROWS else INPUTS[:, :4]))
+    torch.testing.assert_close(*found)
 
 
 def test_a_checkpoint_in_a_format_of_a_test_is_loaded_and_checked(

@@ -1,0 +1,196 @@
+"""Matrices that a device holds in 8 or 4 bits a number, as the checkpoint stores them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from gpu_worker.errors import ModelError
+from gpu_worker.kernels.packed_matmul import PackedMatrix, packed_matmul, unpack_rows
+from gpu_worker.kernels.packed_matmul.reference import pack_steps, span_of
+from gpu_worker.kernels.quantise_rows import quantise_rows
+from gpu_worker.layers.block import Target
+from gpu_worker.layers.weights import Matrix, Piece, PlainMatrix, StoredMatrix
+
+# Devices whose kernels read packed matrices; others hold the values.
+PACKING_DEVICES = ("cuda",)
+# Inputs up to which the packed matrix is read as it is; of more, a product of 8-bit numbers or of unpacked rows is
+# faster.
+FEW_ROWS = {"e4m3": 64, "int8": 128, "int4": 128}
+# Bytes of rows that are unpacked at a time.
+UNPACKED_BYTES = 64 << 20
+# Where PyTorch multiplies 8-bit rows that each have a scale, and the multiple that its sizes must have.
+SCALED_CAPABILITY, SCALED_MULTIPLE = (9, 0), 16
+_RANDOM_STD = 0.02
+
+
+class Numbers(Enum):
+    """Kinds of numbers that kernels read. std: of random ones."""
+
+    E4M3 = "e4m3"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def std(self) -> float:
+        return {"e4m3": 0.5, "int8": 74.0, "int4": 4.6}[self.value]
+
+
+def packed(
+    numbers: Numbers,
+    size: tuple[int, int],
+    target: Target,
+    *,
+    group: int = 0,
+    scale_dtype: torch.dtype = torch.float32,
+    has_offsets: bool = False,
+    has_order: bool = False,
+) -> Matrix:
+    """Return the matrix that the target's device holds for such numbers: packed, or plain where it has no kernels for
+    it.
+
+    group: columns that share a scale; 0 for all of a row.
+    """
+    span, least = span_of(size[1], group or size[1]), 32 if numbers is Numbers.INT4 else 16
+    is_half = target.dtype in (torch.bfloat16, torch.float16)
+    if target.device.type not in PACKING_DEVICES or not is_half or span < least:
+        return PlainMatrix(*size, target)
+    if numbers is Numbers.E4M3 and not group and _multiplies_rows(target, size):
+        return ScaledRows(size, target)
+    return PackedWeights(numbers, size, target, group or size[1], scale_dtype, has_offsets, has_order)
+
+
+def _multiplies_rows(target: Target, size: tuple[int, int]) -> bool:
+    if target.device.type != "cuda" or any(each % SCALED_MULTIPLE for each in size):
+        return False
+    return torch.cuda.get_device_capability(target.device) >= SCALED_CAPABILITY
+
+
+class PackedWeights(Matrix):
+    """Numbers that few inputs are multiplied by as they are; for many, some rows at a time are unpacked.
+
+    Its tensors are buffers: none of them has a number for each value.
+    """
+
+    product_bytes = UNPACKED_BYTES
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        size: tuple[int, int],
+        target: Target,
+        group: int,
+        scale_dtype: torch.dtype = torch.float32,
+        has_offsets: bool = False,
+        has_order: bool = False,
+    ) -> None:
+        super().__init__()
+        self._numbers, self._few = numbers, FEW_ROWS[numbers.value]
+        num_rows, num_columns = size
+        self.num_packed = num_rows * num_columns
+        self._span, device = span_of(num_columns, group), target.device
+        num_steps, num_groups = -(-num_columns // self._span), -(-num_columns // group)
+        shapes = {
+            Numbers.E4M3: (size, torch.float8_e4m3fn),
+            Numbers.INT8: ((num_steps, num_rows, self._span), torch.int8),
+            Numbers.INT4: ((num_steps, num_rows, self._span // 2), torch.uint8),
+        }
+        shape, dtype = shapes[numbers]
+        self.register_buffer("codes", codes := torch.empty(shape, dtype=dtype, device=device))
+        scales = torch.empty((num_groups, num_rows), dtype=scale_dtype, device=device)
+        self.register_buffer("scales", scales)
+        # bfloat16 would round offsets more coarsely than the numbers are rounded
+        offset_dtype = torch.float16 if scale_dtype == torch.float16 else torch.float32
+        offsets = torch.empty_like(scales, dtype=offset_dtype) if has_offsets else None
+        self.register_buffer("offsets", offsets)
+        self._order: Tensor | None = None
+        if has_order:
+            self.register_buffer("order", torch.full((num_columns,), -1, device=device))
+            self._order = self.get_buffer("order")
+        tickets = torch.zeros(-(-num_rows // 16), dtype=torch.int32, device=device)
+        self.packed = PackedMatrix(codes, scales, tickets, num_columns, group, offsets)
+
+    def load(self, stored: StoredMatrix, piece: Piece) -> None:
+        part = stored.rows(piece.rows).columns(piece.columns)
+        rows = piece.target
+        assert part.scales is not None
+        if self._numbers is Numbers.E4M3:
+            self.packed.codes[rows] = part.codes
+        else:
+            bits = 8 if self._numbers is Numbers.INT8 else 4
+            self.packed.codes[:, rows] = pack_steps(part.codes, self._span, bits)
+        self.packed.scales[:, rows] = part.scales.T.to(self.packed.scales.dtype)
+        if self.packed.offsets is not None:
+            offsets = torch.zeros_like(part.scales) if part.offsets is None else part.offsets
+            self.packed.offsets[:, rows] = offsets.T.to(self.packed.offsets.dtype)
+        if self._order is not None and part.order is not None:
+            self._load_order(self._order, part.order)
+
+    def _load_order(self, own: Tensor, order: Tensor) -> None:
+        if int(own[0]) >= 0 and not torch.equal(own, order):
+            raise ModelError(
+                "projections of the same inputs were quantised in different orders (g_idx), which is not supported: "
+                "take weights that were quantised without desc_act"
+            )
+        own.copy_(order)
+
+    def fill(self, generator: torch.Generator) -> None:
+        codes = self.packed.codes.view(torch.uint8)
+        codes.random_(0, 256, generator=generator)
+        if self._numbers is Numbers.E4M3:
+            # below 2, and never NaN
+            codes &= 0xBF
+        self.packed.scales.fill_(_RANDOM_STD / self._numbers.std)
+        if self.packed.offsets is not None:
+            self.packed.offsets.zero_()
+        if self._order is not None:
+            torch.arange(len(self._order), out=self._order)
+
+    def matmul(self, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self._multiply(inputs, bias, None)
+
+    def matmul_onto(self, total: Tensor, inputs: Tensor) -> Tensor:
+        return self._multiply(inputs, None, total)
+
+    def _multiply(self, inputs: Tensor, bias: Tensor | None, onto: Tensor | None) -> Tensor:
+        if self._order is not None:
+            inputs = inputs.index_select(1, self._order)
+        if len(inputs) <= self._few:
+            return packed_matmul(inputs, self.packed, bias, onto)
+        product = self._multiply_many(inputs)
+        for addend in (bias, onto):
+            if addend is not None:
+                product += addend
+        return product
+
+    def _multiply_many(self, inputs: Tensor) -> Tensor:
+        num_rows, dtype = self.packed.num_rows, inputs.dtype
+        out = inputs.new_empty(len(inputs), num_rows)
+        at_once = max(1, UNPACKED_BYTES // (self.packed.num_columns * dtype.itemsize))
+        for begin in range(0, num_rows, at_once):
+            end = min(begin + at_once, num_rows)
+            rows = unpack_rows(self.packed, begin, end, dtype)
+            torch.mm(inputs, rows.t(), out=out[:, begin:end])
+        return out
+
+
+class ScaledRows(PackedWeights):
+    """E4M3 numbers with a scale for each row, which many inputs, quantised row by row, are multiplied by directly."""
+
+    # quantised inputs take less than the activations that the memory plan counts
+    product_bytes = 0
+
+    def __init__(self, size: tuple[int, int], target: Target) -> None:
+        super().__init__(Numbers.E4M3, size, target, size[1])
+
+    def _multiply_many(self, inputs: Tensor) -> Tensor:
+        codes, scales = quantise_rows(inputs)
+        return torch._scaled_mm(
+            codes,
+            self.packed.codes.t(),
+            scale_a=scales,
+            scale_b=self.packed.scales,
+            out_dtype=inputs.dtype,
+        )
