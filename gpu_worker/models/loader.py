@@ -17,7 +17,7 @@ from gpu_worker.layers import Block, WeightFormat, checkpoint_parts, linear_modu
 from gpu_worker.models.checkpoint import Checkpoint
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.decoder import Decoder
-from gpu_worker.models.formats.fp8 import MadeFp8
+from gpu_worker.models.formats.made import MadeFp8, MadeInt4
 from gpu_worker.models.gguf_checkpoint import GGUFCheckpoint
 from gpu_worker.models.read_config import gguf_head, read_config
 
@@ -26,7 +26,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _OTHER_FORMATS = ["*/*", "consolidated*"]
 
 # By name, how plain matrices are quantised while they are read.
-QUANTIZATIONS: Mapping[str, WeightFormat] = {"fp8": MadeFp8()}
+QUANTIZATIONS: Mapping[str, WeightFormat] = {each.quantization: each for each in (MadeFp8(), MadeInt4())}
 Formats = Mapping[str, WeightFormat]
 
 LoadFormat = Literal["safetensors", "dummy"]

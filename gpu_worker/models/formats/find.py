@@ -10,24 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from gpu_worker.errors import ModelError
 from gpu_worker.layers import WeightFormat
 from gpu_worker.layers.block import FLOATS
-from gpu_worker.models.config_fields import ConfigFields
+from gpu_worker.models.formats.codebook import Codebook
 from gpu_worker.models.formats.fp8 import E4M3, Fp8, Granularity
+from gpu_worker.models.formats.int4 import Awq, Gptq, PackQuantized
+from gpu_worker.models.formats.settings import Settings, read_settings
 
 # Of other ways to compute: inputs or the KV cache in 8 bits, with scales measured beforehand.
 _NEEDLESS = (".input_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
-_BLOCK = [128, 128]
-# File, the field of it that has the settings ("" for the file itself), and the method where they name none.
-_PLACES = (
-    ("config.json", "quantization_config", ""),
-    ("config.json", "compression_config", "compressed-tensors"),
-    ("hf_quant_config.json", "quantization", "modelopt"),
-    ("quantize_config.json", "", "gptq"),
-    ("quant_config.json", "", "awq"),
+# Of 4-bit formats: shapes that follow from others, and orders of columns that settings deny.
+_NEEDLESS_WORDS = (".weight_shape", ".g_idx", ".weight_g_idx")
+_SCALE_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+SUPPORTED = (
+    "fp8, fbgemm_fp8, ModelOpt's FP8, compressed-tensors' float-quantized and pack-quantized, AWQ, GPTQ, and "
+    "bitsandbytes in 4 bits"
 )
-SUPPORTED = "fp8, fbgemm_fp8, ModelOpt's FP8 and compressed-tensors' float-quantized"
 
 
 class Header(NamedTuple):
@@ -50,14 +51,6 @@ class FoundFormats:
     unknown: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of the quantisation. method: "" where no file names one."""
-
-    method: str
-    fields: ConfigFields
-
-
 def find_formats(directory: Path, headers: Mapping[str, Header]) -> FoundFormats:
     """Return the formats of all matrices that are not plain. Raises ModelError for settings that are damaged."""
     packed = {name: header for name, header in headers.items() if header.dtype not in FLOATS}
@@ -78,18 +71,8 @@ def find_formats(directory: Path, headers: Mapping[str, Header]) -> FoundFormats
             f"supported: {SUPPORTED}, and GGUF files"
         )
         return FoundFormats({}, unknown=unknown)
-    return FoundFormats(named, frozenset(name for name in headers if name.endswith(_NEEDLESS)))
-
-
-def read_settings(directory: Path) -> Settings:
-    """Return the first settings that are found. Raises ModelError for a file that is not JSON."""
-    for file, field, method in _PLACES:
-        if (directory / file).exists():
-            fields = ConfigFields.read(directory / file)
-            if not field or fields.has(field):
-                fields = fields.object(field) if field else fields
-                return Settings(fields.text("quant_method", method), fields)
-    return Settings("", ConfigFields({}, str(directory)))
+    needless = _NEEDLESS + _NEEDLESS_WORDS
+    return FoundFormats(named, frozenset(name for name in headers if name.endswith(needless)))
 
 
 def _fp8(module: str, headers: Mapping[str, Header], settings: Settings) -> WeightFormat:
@@ -105,19 +88,68 @@ def _fp8(module: str, headers: Mapping[str, Header], settings: Settings) -> Weig
         return Fp8(scale, Granularity.TENSOR, num_dims)
     if num_dims == 1 or found.shape == (num_rows, 1):
         return Fp8(scale, Granularity.ROW, num_dims)
-    return Fp8(scale, Granularity.BLOCK, num_dims, _block(settings))
+    return Fp8(scale, Granularity.BLOCK, num_dims, settings.block())
 
 
-def _block(settings: Settings) -> tuple[int, int]:
-    """Rows and columns of a block: of `fp8`, of a group of compressed-tensors, or the usual ones."""
-    fields, field = settings.fields, "weight_block_size"
-    groups = fields.object("config_groups")
-    if groups.items():
-        fields, field = groups.object(groups.items()[0][0]).object("weights"), "block_structure"
-    rows, columns = fields.integers(field, 2, _BLOCK)
-    return rows, columns
+def _words(module: str, headers: Mapping[str, Header], settings: Settings) -> WeightFormat:
+    """AWQ or GPTQ, by the side that has the words."""
+    settings.check_bits()
+    words, scales = headers[f"{module}.qweight"], _scales(f"{module}.scales", headers, settings)
+    num_groups, num_rows = scales.shape
+    is_awq = words.shape[1] != num_rows
+    known, field = (("gemm",), "version") if is_awq else (("gptq", "gptq_v2"), "checkpoint_format")
+    version = settings.fields.text(field, known[0])
+    if version.lower() not in known:
+        raise settings.fields.fail(field, f"one of {', '.join(known)}")
+    group, scale_dtype = settings.group(words.shape[0] * (1 if is_awq else 8), num_groups), _type(scales)
+    if is_awq:
+        return Awq(group, scale_dtype, has_zeros=True)
+    has_order = f"{module}.g_idx" in headers and settings.fields.flag("desc_act", default=True)
+    has_zeros = not settings.fields.flag("sym", default=False)
+    return Gptq(group, scale_dtype, has_zeros, has_order, zero_shift=int(version != "gptq_v2"))
+
+
+def _pack_quantized(module: str, headers: Mapping[str, Header], settings: Settings) -> WeightFormat:
+    settings.check_bits()
+    scales = _scales(f"{module}.weight_scale", headers, settings)
+    num_columns = 8 * headers[f"{module}.weight_packed"].shape[1]
+    return PackQuantized(
+        settings.group(num_columns, scales.shape[1]),
+        _type(scales),
+        has_zeros=f"{module}.weight_zero_point" in headers,
+        has_order=f"{module}.weight_g_idx" in headers,
+    )
+
+
+def _codebook(module: str, headers: Mapping[str, Header], settings: Settings) -> WeightFormat:
+    weight = f"{module}.weight"
+    states = [name for name in headers if name.startswith(f"{weight}.quant_state.")]
+    absmax, places = headers.get(f"{weight}.absmax"), headers.get(f"{weight}.nested_quant_map")
+    if not states or absmax is None:
+        raise ModelError(
+            f"{settings.fields.where}: {weight} is of type U8, and the weights lack its quant_state or absmax; "
+            f"supported: {SUPPORTED}"
+        )
+    of_scales = headers.get(f"{weight}.nested_absmax")
+    nested = None if of_scales is None or places is None else (of_scales.shape[0], places.shape[0])
+    state_size = headers[states[0]].shape[0]
+    return Codebook(states[0].rpartition(".")[2], state_size, absmax.shape[0], nested)
+
+
+def _scales(name: str, headers: Mapping[str, Header], settings: Settings) -> Header:
+    found = headers.get(name)
+    if found is None or len(found.shape) != 2 or 0 in found.shape:
+        raise ModelError(f"{settings.fields.where}: the weights lack {name}, a scale for each row and group")
+    return found
+
+
+def _type(scales: Header) -> torch.dtype:
+    return _SCALE_TYPES.get(scales.dtype, torch.float32)
 
 
 _MAKERS: dict[tuple[str, str], Callable[[str, Mapping[str, Header], Settings], WeightFormat]] = {
     ("weight", E4M3): _fp8,
+    ("qweight", "I32"): _words,
+    ("weight_packed", "I32"): _pack_quantized,
+    ("weight", "U8"): _codebook,
 }

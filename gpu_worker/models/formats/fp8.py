@@ -1,4 +1,4 @@
-"""Matrices of 8-bit floats: stored so, or made of plain ones while they are read."""
+"""Matrices of 8-bit floats."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
-from gpu_worker.kernels.quantise_rows.reference import quantise_rows
-from gpu_worker.layers import PLAIN, Matrix, Part, StoredMatrix, Target, WeightFormat
+from gpu_worker.layers import Matrix, Part, StoredMatrix, Target, WeightFormat
 from gpu_worker.layers.block import FLOATS
 from gpu_worker.layers.packed import Numbers, packed
 
 E4M3 = "F8_E4M3"
 # Scales are plain floats, or powers of two that are stored as their exponents.
 SCALES = (*FLOATS, "F8_E8M0")
-# Rows that are quantised at a time, as float32.
-_ROWS = 1024
 
 
 class Granularity(Enum):
@@ -70,27 +67,3 @@ class Fp8(WeightFormat):
 
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
         return packed(Numbers.E4M3, (num_rows, num_columns), target, group=self.block[1])
-
-
-@dataclass(frozen=True)
-class MadeFp8(WeightFormat):
-    """Plain matrices that become E4M3 numbers with a scale for each row while they are read."""
-
-    quantization = "fp8"
-
-    def parts(self, name: str, shape: tuple[int, int]) -> dict[str, Part]:
-        return PLAIN.parts(name, shape)
-
-    def read(
-        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], device: torch.device
-    ) -> StoredMatrix:
-        weight = tensors["weight"].to(device)
-        codes = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
-        scales = torch.empty((shape[0], 1), device=device)
-        for begin in range(0, shape[0], _ROWS):
-            rows = slice(begin, begin + _ROWS)
-            codes[rows], scales[rows] = quantise_rows(weight[rows])
-        return StoredMatrix(codes, scales)
-
-    def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
-        return packed(Numbers.E4M3, (num_rows, num_columns), target)

@@ -16,6 +16,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8,
 SIZES["head_dim"] = 32
 # A module's tensors by their names after the module's, and the values that they stand for.
 Packed = tuple[dict[str, Tensor], Tensor]
+Pack = Callable[[Tensor], Packed]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Packing:
     settings: of `quantization_config`. files: more JSON files of the directory.
     """
 
-    pack: Callable[[Tensor], Packed]
+    pack: Pack
     settings: dict[str, object] | None = None
     files: dict[str, dict[str, object]] = field(default_factory=dict)
     config: dict[str, object] = field(default_factory=dict)
@@ -40,7 +41,7 @@ def spread(blocks: Tensor, rows: int, columns: int, like: Tensor) -> Tensor:
     return wide[: like.shape[0], : like.shape[1]]
 
 
-def fp8_rows(shape: tuple[int, ...], *more: str, scale_dtype: torch.dtype = torch.float32) -> object:
+def fp8_rows(shape: tuple[int, ...], *more: str, scale_dtype: torch.dtype = torch.float32) -> Pack:
     """A scale for each row, or for all (shape (), (1,)); -1 stands for the number of rows. more: tensors of one number
     that are not needed."""
 
@@ -55,7 +56,7 @@ def fp8_rows(shape: tuple[int, ...], *more: str, scale_dtype: torch.dtype = torc
     return pack
 
 
-def fp8_blocks(name: str, rows: int, columns: int, scale_dtype: torch.dtype = torch.float32) -> object:
+def fp8_blocks(name: str, rows: int, columns: int, scale_dtype: torch.dtype = torch.float32) -> Pack:
     def pack(weight: Tensor) -> Packed:
         size = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
         padded = torch.zeros(size[0] * rows, size[1] * columns)
@@ -111,6 +112,165 @@ FP8: dict[str, Packing] = {
 }
 
 
+def words_of(numbers: Tensor, places: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Numbers from 0 to 15 [R, C] as int32 words [R, C / 8]; nibble i of a word is its column places[i]."""
+    parts = numbers.long().unflatten(1, (-1, 8))
+    words = sum(parts[:, :, place] << 4 * nibble for nibble, place in enumerate(places))
+    assert isinstance(words, Tensor)
+    return (words - (words >= 2**31).long() * 2**32).to(torch.int32)
+
+
+def in_groups_of(weight: Tensor, group_of: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Numbers from 0 to 15 [N, K], float16 scales [N, G] and zeros [N, G]; group_of: of each column."""
+    num_groups = int(group_of.max()) + 1
+    groups = [weight[:, group_of == group] for group in range(num_groups)]
+    low = torch.stack([each.amin(1).clamp(max=0) for each in groups], 1)
+    high = torch.stack([each.amax(1).clamp(min=0) for each in groups], 1)
+    if symmetric:
+        scales, zeros = (torch.maximum(high / 7, -low / 8)).half(), torch.full_like(low, 8)
+    else:
+        scales = ((high - low) / 15).half()
+        zeros = (-low / scales.float()).round().clamp(0, 15)
+    numbers = (weight / scales.float()[:, group_of] + zeros[:, group_of]).round().clamp(0, 15)
+    return numbers, scales, zeros
+
+
+def values_of(numbers: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor) -> Tensor:
+    return (numbers - zeros[:, group_of]) * scales.float()[:, group_of]
+
+
+def groups_of(num_columns: int, group: int, shuffled: bool = False) -> Tensor:
+    """The group of each column."""
+    groups = torch.arange(num_columns) // (num_columns if group == -1 else group)
+    return (
+        groups[torch.randperm(num_columns, generator=torch.Generator().manual_seed(3))]
+        if shuffled
+        else groups
+    )
+
+
+def awq(group: int) -> Pack:
+    places = (0, 2, 4, 6, 1, 3, 5, 7)
+
+    def pack(weight: Tensor) -> Packed:
+        group_of = groups_of(weight.shape[1], group)
+        numbers, scales, zeros = in_groups_of(weight, group_of, symmetric=False)
+        tensors = {"qweight": words_of(numbers.T, places), "qzeros": words_of(zeros.T, places)}
+        return tensors | {"scales": scales.T}, values_of(numbers, scales, zeros, group_of)
+
+    return pack
+
+
+def gptq(group: int, symmetric: bool, shuffled: bool = False, shift: int = 1, has_g_idx: bool = True) -> Pack:
+    def pack(weight: Tensor) -> Packed:
+        group_of = groups_of(weight.shape[1], group, shuffled)
+        numbers, scales, zeros = in_groups_of(weight, group_of, symmetric)
+        # a stored zero has 4 bits
+        zeros = zeros.clamp(min=shift)
+        tensors = {"qweight": words_of(numbers).T, "qzeros": words_of((zeros - shift).T), "scales": scales.T}
+        if has_g_idx:
+            tensors["g_idx"] = group_of.int()
+        return tensors, values_of(numbers, scales, zeros, group_of)
+
+    return pack
+
+
+def pack_quantized(group: int, symmetric: bool, shuffled: bool = False) -> Pack:
+    def pack(weight: Tensor) -> Packed:
+        group_of = groups_of(weight.shape[1], group, shuffled)
+        numbers, scales, zeros = in_groups_of(weight, group_of, symmetric)
+        scales = scales.bfloat16()
+        tensors = {"weight_packed": words_of(numbers), "weight_scale": scales}
+        tensors["weight_shape"] = torch.tensor(weight.shape)
+        if not symmetric:
+            tensors["weight_zero_point"] = words_of(zeros.T).T
+        if shuffled:
+            tensors["weight_g_idx"] = group_of.int()
+        return tensors, values_of(numbers, scales, zeros, group_of)
+
+    return pack
+
+
+def in_4_bits(**weights: object) -> dict[str, object]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+    }
+
+
+INT4: dict[str, Packing] = {
+    "awq-128": Packing(
+        awq(128), {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+    ),
+    "awq-32-file": Packing(
+        awq(32), files={"quant_config.json": {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}}
+    ),
+    "gptq-128-sym": Packing(
+        gptq(128, True),
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+    ),
+    "gptq-64-asym": Packing(
+        gptq(64, False, has_g_idx=False), {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False}
+    ),
+    "gptq-order": Packing(
+        gptq(128, True, shuffled=True),
+        files={"quantize_config.json": {"bits": 4, "group_size": 128, "sym": True, "desc_act": True}},
+    ),
+    "gptq-v2": Packing(
+        gptq(128, False, shift=0),
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "gptq_v2"},
+    ),
+    "gptq-all-columns": Packing(gptq(-1, True), {"quant_method": "gptq", "bits": 4, "group_size": -1}),
+    "w4a16-128": Packing(pack_quantized(128, True), in_4_bits(group_size=128)),
+    "w4a16-32-asym": Packing(
+        pack_quantized(32, False), config={"compression_config": in_4_bits(group_size=32)}
+    ),
+    "w4a16-order": Packing(
+        pack_quantized(128, True, shuffled=True), in_4_bits(group_size=128, actorder="group")
+    ),
+    "awq-unsaid": Packing(awq(64)),
+    "gptq-unsaid": Packing(gptq(32, False, shuffled=True)),
+}
+
+
+def nf4(block: int, nested: bool = False) -> Pack:
+    codebook = torch.linspace(-1, 1, 16).sign() * torch.linspace(-1, 1, 16).square()
+
+    def pack(weight: Tensor) -> Packed:
+        blocks = weight.flatten().view(-1, block)
+        absmax = blocks.abs().amax(1)
+        state: dict[str, object] = {"blocksize": block, "shape": list(weight.shape), "dtype": "bfloat16"}
+        tensors = {"weight.quant_map": codebook}
+        if nested:
+            steps, offset = torch.linspace(-1, 1, 256), float(absmax.mean())
+            of_scales = torch.stack([each.abs().amax() for each in (absmax - offset).split(256)])
+            wide = of_scales.repeat_interleave(256)[: len(absmax)]
+            places = ((absmax - offset) / wide)[:, None].sub(steps).abs().argmin(1)
+            state |= {"nested_blocksize": 256, "nested_offset": offset, "nested_dtype": "float32"}
+            tensors |= {"weight.absmax": places.byte(), "weight.nested_absmax": of_scales}
+            tensors["weight.nested_quant_map"] = steps
+            absmax = steps[places] * wide + offset
+        else:
+            tensors["weight.absmax"] = absmax
+        numbers = (blocks / absmax[:, None])[..., None].sub(codebook).abs().argmin(2)
+        pairs = numbers.flatten().view(-1, 2)
+        text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        tensors |= {"weight": (pairs[:, :1] << 4 | pairs[:, 1:]).byte()}
+        tensors["weight.quant_state.bitsandbytes__nf4"] = text
+        return tensors, (codebook[numbers] * absmax[:, None]).view(weight.shape)
+
+    return pack
+
+
+CODEBOOKS: dict[str, Packing] = {
+    "nf4": Packing(nf4(64), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "nf4-nested": Packing(nf4(64, nested=True), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "nf4-unsaid": Packing(nf4(128)),
+}
+
+
 def projections(tensors: dict[str, Tensor]) -> list[str]:
     """Modules of the layers' projections."""
     return [
@@ -138,7 +298,7 @@ def write_packed(
     for module in [*projections(tensors), *also]:
         if not module.endswith(plain or "-"):
             stored, values = packing.pack(tensors.pop(f"{module}.weight"))
-            tensors |= {f"{module}.{name}": tensor.contiguous() for name, tensor in stored.items()}
+            tensors |= {f"{module}.{name}": tensor.contiguous().clone() for name, tensor in stored.items()}
             twin[f"{module}.weight"] = values.contiguous()
     save_file(tensors, folders[0] / "model.safetensors", {"format": "pt"})
     save_file(twin, folders[1] / "model.safetensors", {"format": "pt"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from dense_forward import dense_forward
-from packers import FP8, Packing, fp8_rows, write_packed
+from packers import CODEBOOKS, FP8, INT4, Packing, fp8_rows, write_packed
 from safetensors.torch import load_file, save_file
 from tiny_models import random_token_ids
 from torch import Tensor
@@ -18,7 +18,7 @@ from gpu_worker.layers import packed
 from gpu_worker.models import LoadedModel, check_model, load_model
 
 TOKENS = random_token_ids(60)
-FORMATS = FP8
+FORMATS = FP8 | INT4 | CODEBOOKS
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: object) -> LoadedModel:
@@ -40,7 +40,7 @@ def test_log_probabilities_are_those_of_the_plain_twin(name: str, tmp_path: Path
     assert_twins(*write_packed(FORMATS[name], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["fp8-block", "compressed-channel"])
+@pytest.mark.parametrize("name", ["fp8-block", "compressed-channel", "awq-128", "gptq-order", "nf4"])
 @pytest.mark.parametrize(
     "plain", [("0.self_attn.o_proj",), ("k_proj", "1.mlp.up_proj"), ("q_proj", "down_proj")]
 )
@@ -56,7 +56,7 @@ def test_heads_of_their_own_and_fused_matrices_are_read(base: str, tmp_path: Pat
     assert_twins(*write_packed(FORMATS["compressed-channel"], tmp_path, base, also=also))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FP8 | INT4)
 def test_a_packed_matrix_is_as_good_as_its_plain_twin(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_packed_matrix_is_as_good_as_its_plain_twin(
     usual = (log_probs(twin, dtype=torch.bfloat16) - exact).square().mean().sqrt()
     monkeypatch.setattr(packed, "PACKING_DEVICES", ("cpu",))
     # some products of few rows, some of many
-    monkeypatch.setitem(packed.FEW_ROWS, "e4m3", 10)
+    monkeypatch.setattr(packed, "FEW_ROWS", dict.fromkeys(packed.FEW_ROWS, 10))
     model = load(path, torch.bfloat16)
     assert model.num_parameters == load(twin).num_parameters
     assert model.decoder.packed_kinds
@@ -125,6 +125,59 @@ def test_blocks_of_a_damaged_size_are_named(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("awq-128", {"bits": 8}, "'bits' is 8; expected 4"),
+        ("awq-128", {"version": "gemv"}, "'version' is 'gemv'; expected one of gemm"),
+        (
+            "gptq-order",
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            "'checkpoint_format' is 'marlin'",
+        ),
+        (
+            "gptq-64-asym",
+            {"quant_method": "gptq", "sym": True, "group_size": 64},
+            "_proj: .*`sym`, but zeros",
+        ),
+        ("gptq-order", {"group_size": 64}, r"has shape \[[23], \d+\]; config.json asks for \[[46], \d+\]"),
+        ("w4a16-128", {"config_groups": {"a": {"weights": {"num_bits": 8}}}}, "'num_bits' is 8; expected 4"),
+        (
+            "w4a16-128",
+            {"config_groups": {"a": {"weights": {"group_size": 0}}}},
+            "'group_size' is 0; expected",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(
+    name: str, settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    path, _ = write_packed(Packing(FORMATS[name].pack, settings), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "value", "message"),
+    [
+        ("gptq-order", "g_idx", torch.zeros(256).int(), r"up_proj: the columns' groups \(g_idx\) are not of 128"),
+        ("gptq-order", "scales", None, "the weights lack .*up_proj.scales"),
+        ("awq-128", "qzeros", None, "the weights lack .*up_proj.qzeros"),
+        ("w4a16-128", "weight_scale", torch.ones(3), "the weights lack .*up_proj.weight_scale, a scale for each"),
+        ("nf4", "weight.quant_state.bitsandbytes__nf4", torch.zeros(9).byte(), "up_proj: its bitsandbytes__nf4 can"),
+        ("nf4", "weight.absmax", None, "weight is of type U8, and the weights lack its quant_state or absmax"),
+        ("nf4", "weight.absmax", torch.ones(7), r"up_proj: it has shape \[384, 256\] in blocks of 64; expected"),
+    ],
+)  # fmt: skip
+def test_a_damaged_matrix_of_4_bits_is_named(
+    name: str, tensor: str, value: Tensor | None, message: str, tmp_path: Path
+) -> None:
+    path, _ = write_packed(FORMATS[name], tmp_path)
+    edit_weights(path, f"{UP}.{tensor}", value)
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
 def five_bits(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": weight.to(torch.float8_e5m2), "codebook": torch.ones(3)}, weight
 
@@ -140,8 +193,9 @@ def test_other_formats_are_refused_by_their_names(
         check_model(str(path), revision=None, load_format="safetensors")
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
 def test_plain_weights_are_quantised_while_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a checkpoint of fp8 rows is."""
     path, twin = write_packed(Packing(fp8_rows((-1, 1))), tmp_path)
@@ -153,11 +207,14 @@ def test_plain_weights_are_quantised_while_they_are_read(
     assert (made - log_probs(plain)).abs().max() > 1e-3
     # what is so already stays as it is
     assert torch.equal(log_probs(path, quantization="fp8"), packed_twin)
-    with pytest.raises(ModelError, match="quantization 'fp7' is not supported; supported: fp8"):
+    with pytest.raises(ModelError, match="quantization 'fp7' is not supported; supported: fp8, int4"):
         load(twin, quantization="fp7")
+    with pytest.raises(ModelError, match="quantised as fp8 already, and cannot become int4"):
+        load(path, quantization="int4")
+    assert 1e-3 < (log_probs(plain, quantization="int4") - log_probs(plain)).abs().mean() < 0.5
     monkeypatch.setattr(packed, "PACKING_DEVICES", ("cpu",))
     for options in ({}, {"load_format": "dummy"}):
-        model = load(plain, torch.bfloat16, quantization="fp8", **options)
+        model = load(plain, torch.bfloat16, **{"quantization": quantization, **options})
         assert model.decoder.packed_kinds == ("PackedWeights",)
         logits = dense_forward(model.decoder, TOKENS)
         assert logits.isfinite().all()
