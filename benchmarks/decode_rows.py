@@ -36,6 +36,7 @@ COLUMNS: tuple[Column[DecodeRow], ...] = (
     Column("batch", lambda row: str(row.case.batch)),
     Column("rival", lambda row: row.rival, False),
     Column("policy", lambda row: row.case.policy, False),
+    Column("weights", lambda row: row.case.quantization or "-", False),
     Column("attended", lambda row: _of(row, lambda f: tables.number(f.attended_tokens, 0))),
     Column("replayed", lambda row: tables.number(row.case.hit_rate, 2)),
     Column("limit, GiB", lambda row: tables.gib(row.case.gpu_memory_limit)),

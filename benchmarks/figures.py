@@ -63,7 +63,7 @@ class DecodeCase:
     policy, budget_tokens: what Carrel attends to; other rivals attend to everything, and their policy is "full" with no
     budget. hit_rate: share of the selected tokens that the step before selected too, replayed (benchmarks/traces.py);
     None: what random weights select. gpu_memory_limit: bytes of the device that may be used; None: all. profile: the
-    folder that gets a trace of one step; None: none is written.
+    folder that gets a trace of one step; None: none is written. quantization: of Carrel's weights; None: 16 bits.
     """
 
     shape: str
@@ -75,10 +75,17 @@ class DecodeCase:
     gpu_memory_limit: int | None
     steps: int
     profile: str | None = None
+    quantization: str | None = None
 
     def __str__(self) -> str:
         replayed = None if self.hit_rate is None else f"hit rate {self.hit_rate}"
-        parts = (f"{self.context}x{self.batch}", *_attending(self), replayed, _limit(self.gpu_memory_limit))
+        parts = (
+            f"{self.context}x{self.batch}",
+            *_attending(self),
+            self.quantization,
+            replayed,
+            _limit(self.gpu_memory_limit),
+        )
         return " ".join(part for part in parts if part)
 
 

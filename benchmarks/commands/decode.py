@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from benchmarks.shapes import SHAPES, ModelShape
 from carrel import tables
 from carrel.process.command_line import flag
 from carrel.progress import RunProgress
+from gpu_worker.models.loader import QUANTIZATIONS
 from gpu_worker.row_format import row_format
 
 # activations, logits and the allocator's rounding
@@ -50,6 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         [None],
         share,
         metavar="H",
+    )
+    flag(
+        parser,
+        "--quantization",
+        f"carrel's weights: {', '.join(QUANTIZATIONS)} or none (default: none)",
+        [None],
+        quantization,
+        metavar="NAME",
     )
     add_memory_limit(parser)
     flag(
@@ -71,13 +80,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
+def quantization(text: str) -> str | None:
+    """Raises ValueError for a name that is none of QUANTIZATIONS."""
+    if text not in (*QUANTIZATIONS, "none"):
+        raise ValueError(f"must be one of {', '.join(QUANTIZATIONS)}, none")
+    return None if text == "none" else text
+
+
 def run(options: argparse.Namespace) -> int:
     """Raises BenchmarkError."""
     shape, device = SHAPES[options.model_shape], choose_device(options.device)
     asked = [
-        case
-        for workload in workloads_of(options)
-        for case in _cases(options, workload, (policy for policy in options.policies))
+        case for workload in workloads_of(options) for case in _cases(options, workload, options.policies)
     ]
     dtype = default_dtype(device)
     plan = {
@@ -92,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[str]) -> list[DecodeCase]:
+def _cases(options: argparse.Namespace, workload: Workload, policies: Sequence[str]) -> list[DecodeCase]:
     return [
         DecodeCase(
             options.model_shape,
@@ -104,7 +118,9 @@ def _cases(options: argparse.Namespace, workload: Workload, policies: Iterable[s
             options.gpu_memory_limit,
             options.steps,
             None if options.profile is None else str(options.profile.resolve()),
+            weights,
         )
+        for weights in options.quantization
         for policy in policies
         for hit_rate in (options.hit_rates if policy != "full" else [None])
     ]
@@ -117,6 +133,7 @@ def cases_of(
     cases = list(asked)
     if not spec.has_policies:
         cases = [replace(case, policy="full", budget_tokens=None, hit_rate=None) for case in cases]
+        cases = [replace(case, quantization=None) for case in cases]
         cases = [replace(case, batch=_fitting(case, shape, dtype)) for case in cases]
     if spec.max_batch is not None:
         cases = [case for case in cases if case.batch <= spec.max_batch]

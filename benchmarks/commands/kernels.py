@@ -16,7 +16,7 @@ from benchmarks.commands.options import (
 )
 from benchmarks.device import choose_device, default_dtype, release
 from benchmarks.figures import revive
-from benchmarks.kernels import dense, groups, indexes, rows
+from benchmarks.kernels import dense, groups, indexes, products, rows
 from benchmarks.kernels.base import Ceilings, KernelCase, KernelRow, Setting, copy_ceilings, measure
 from benchmarks.shapes import SHAPES
 from carrel import tables
@@ -24,7 +24,7 @@ from carrel.process.command_line import flag
 from carrel.progress import RunProgress
 from carrel.tables import Column
 
-OPERATIONS = dense.OPERATIONS | rows.OPERATIONS | indexes.OPERATIONS | groups.OPERATIONS
+OPERATIONS = dense.OPERATIONS | products.OPERATIONS | rows.OPERATIONS | indexes.OPERATIONS | groups.OPERATIONS
 OPS = tuple(OPERATIONS)
 
 

@@ -33,12 +33,18 @@ PREFILL_CHUNK = 8192
 SETTLE_SECONDS = 0.05
 
 
-def dummy_model(shape: ModelShape, device: torch.device) -> LoadedModel:
+def dummy_model(shape: ModelShape, device: torch.device, quantization: str | None = None) -> LoadedModel:
     """Random weights of this shape."""
     with tempfile.TemporaryDirectory() as folder:
         config = shape.config_fields(shape.max_len + BLOCK_SIZE * 8)
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        return load_model(folder, device=device, dtype=default_dtype(device), load_format="dummy")
+        return load_model(
+            folder,
+            device=device,
+            dtype=default_dtype(device),
+            load_format="dummy",
+            quantization=quantization,
+        )
 
 
 def budget_of(case: DecodeCase | PrefillCase) -> Budget:

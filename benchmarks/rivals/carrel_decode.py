@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from benchmarks.device import default_dtype, limited, peak_bytes
+from benchmarks.device import default_dtype, limited, peak_bytes, release
 from benchmarks.errors import NotMeasurable
 from benchmarks.figures import DecodeCase, DecodeFigures, Spread
 from benchmarks.rivals.bare_engine import (
@@ -25,6 +25,7 @@ from benchmarks.rivals.replayed import Replayed
 from benchmarks.shapes import ModelShape
 from benchmarks.timing import WARM_UP_STEPS, kernel_times, step_times, write_trace
 from gpu_worker.engine.request import Status
+from gpu_worker.models import LoadedModel
 from gpu_worker.policies.base import Family, Policy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import ErrorEvent, Event, IndexDevice
@@ -62,7 +63,15 @@ class CarrelDecode:
 
     def __init__(self, shape: ModelShape, device: torch.device) -> None:
         self._shape, self._device = shape, device
-        self.model = dummy_model(shape, device)
+        self._models: dict[str | None, LoadedModel] = {}
+
+    def _model(self, quantization: str | None) -> LoadedModel:
+        """The model with weights in this form; one at a time."""
+        if quantization not in self._models:
+            self._models.clear()
+            release(self._device)
+            self._models[quantization] = dummy_model(self._shape, self._device, quantization)
+        return self._models[quantization]
 
     def measure(self, case: DecodeCase) -> DecodeFigures:
         with limited(self._device, case.gpu_memory_limit):
@@ -78,7 +87,15 @@ class CarrelDecode:
         num_warm = 2 * interval if interval > 1 else WARM_UP_STEPS
         # The first in decodes while the others' prompts are filled in.
         capacity = case.context + num_warm + num_steps + WARM_UP_STEPS + 3 * case.batch + 16
-        house = House(self.model, policy, budget_of(case), case.batch, case.context, capacity, PREFILL_CHUNK)
+        house = House(
+            self._model(case.quantization),
+            policy,
+            budget_of(case),
+            case.batch,
+            case.context,
+            capacity,
+            PREFILL_CHUNK,
+        )
         with running_engine(
             house,
             policies,

@@ -30,7 +30,7 @@ def figures(step_ms: float) -> DecodeFigures:
 
 
 def test_a_dense_rival_gets_each_case_once_without_policy() -> None:
-    asked = [FULL, LONG, replace(LONG, hit_rate=0.9)]
+    asked = [FULL, LONG, replace(LONG, hit_rate=0.9), replace(LONG, quantization="fp8")]
     assert decode.cases_of(DECODE.rivals[BASELINE], asked, LLAMA, torch.bfloat16) == [FULL]
     assert decode.cases_of(DECODE.rivals["carrel"], asked, LLAMA, torch.bfloat16) == asked
 
