@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.kernels.base import Setting, tokens
 from benchmarks.kernels.operation import SAME, Operation, Rival, Sized
 from gpu_worker.kernels.packed_matmul.reference import packed_matmul
-from gpu_worker.layers import Target
-from gpu_worker.layers.packed import SCALED_CAPABILITY, Numbers, PackedWeights, ScaledRows
+from gpu_worker.layers import Holding, Numbers, Target
+from gpu_worker.layers.packed import ROWS_OF_E4M3, SCALED_CAPABILITY, PackedWeights, ScaledRows
 
 PACKAGE = "kernels.packed_matmul"
 # Rows of the inputs: of decode steps, and of a chunk of a prompt.
@@ -54,11 +54,11 @@ def product(s: Setting, case: Product, numbers: Numbers) -> Sized:
 
 def matrix_of(numbers: Numbers, size: tuple[int, int], target: Target) -> PackedWeights:
     if numbers is Numbers.INT4:
-        return PackedWeights(numbers, size, target, min(GROUP, size[1]), torch.float16)
+        return PackedWeights(Holding(numbers, min(GROUP, size[1]), torch.float16), size, target)
     is_cuda = target.device.type == "cuda"
     if is_cuda and torch.cuda.get_device_capability(target.device) >= SCALED_CAPABILITY:
         return ScaledRows(size, target)
-    return PackedWeights(numbers, size, target, size[1])
+    return PackedWeights(ROWS_OF_E4M3, size, target)
 
 
 def torch_product(s: Setting, inputs: Tensor, matrix: PackedWeights) -> Callable[[], object]:

@@ -18,13 +18,14 @@ from gpu_worker.layers.norm import (
     ShiftedRmsNorm,
 )
 from gpu_worker.layers.rope import RopeSpec
-from gpu_worker.layers.weights import PLAIN, Matrix, Piece, StoredMatrix, WeightFormat
+from gpu_worker.layers.weights import PLAIN, Holding, Matrix, Numbers, Piece, StoredMatrix, WeightFormat
 
 __all__ = [
     "PLAIN",
     "AttentionSpec",
     "Block",
     "HeadNorms",
+    "Holding",
     "Layer",
     "LayerNorm",
     "LayerSpec",
@@ -36,6 +37,7 @@ __all__ = [
     "NormsAfterRope",
     "NormsOverWidth",
     "ParallelLayerSpec",
+    "Numbers",
     "Part",
     "Piece",
     "PlainLayerNorm",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.layers.block import Block, Part, Target, fill_random
+from gpu_worker.layers.packed import hold
 from gpu_worker.layers.weights import PLAIN, Piece, Reader, WeightFormat
 
 
@@ -84,9 +85,11 @@ class Linear(Block):
             self._readers |= dict.fromkeys(reader.parts, (reader, pieces))
             if spec.bias:
                 self._biases[f"{name}.bias"] = Part("bias", (begin,)), pieces
-        # what is stored in several formats is held as plain numbers
-        held = formats[0] if all(each == formats[0] for each in formats) else PLAIN
-        self.matrix = held.matrix(num_rows, columns.stop - columns.start, target)
+        num_columns = columns.stop - columns.start
+        if all(each == formats[0] for each in formats):
+            self.matrix = formats[0].matrix(num_rows, num_columns, target)
+        else:
+            self.matrix = hold([each.holding for each in formats], (num_rows, num_columns), target)
         self.bias = target.empty(num_rows) if adds_bias else None
         self._device = target.device
 

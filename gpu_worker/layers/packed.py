@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
 from gpu_worker.kernels.packed_matmul import PackedMatrix, packed_matmul, unpack_rows
-from gpu_worker.kernels.packed_matmul.reference import pack_steps, span_of
+from gpu_worker.kernels.packed_matmul.reference import NIBBLE_CENTRE, pack_steps, span_of
 from gpu_worker.kernels.quantise_rows import quantise_rows
 from gpu_worker.layers.block import Target
-from gpu_worker.layers.weights import Matrix, Piece, PlainMatrix, StoredMatrix
+from gpu_worker.layers.weights import Holding, Matrix, Numbers, Piece, PlainMatrix, StoredMatrix
 
 # Devices whose kernels read packed matrices; others hold the values.
 PACKING_DEVICES = ("cuda",)
@@ -23,43 +23,42 @@ FEW_ROWS = {"e4m3": 64, "int8": 128, "int4": 128}
 UNPACKED_BYTES = 64 << 20
 # Where PyTorch multiplies 8-bit rows that each have a scale, and the multiple that its sizes must have.
 SCALED_CAPABILITY, SCALED_MULTIPLE = (9, 0), 16
+ROWS_OF_E4M3 = Holding(Numbers.E4M3)
 _RANDOM_STD = 0.02
 
 
-class Numbers(Enum):
-    """Kinds of numbers that kernels read. std: of random ones."""
-
-    E4M3 = "e4m3"
-    INT8 = "int8"
-    INT4 = "int4"
-
-    @property
-    def std(self) -> float:
-        return {"e4m3": 0.5, "int8": 74.0, "int4": 4.6}[self.value]
-
-
-def packed(
-    numbers: Numbers,
-    size: tuple[int, int],
-    target: Target,
-    *,
-    group: int = 0,
-    scale_dtype: torch.dtype = torch.float32,
-    has_offsets: bool = False,
-    has_order: bool = False,
-) -> Matrix:
-    """Return the matrix that the target's device holds for such numbers: packed, or plain where it has no kernels for
-    it.
-
-    group: columns that share a scale; 0 for all of a row.
-    """
-    span, least = span_of(size[1], group or size[1]), 32 if numbers is Numbers.INT4 else 16
+def hold(holdings: Sequence[Holding | None], size: tuple[int, int], target: Target) -> Matrix:
+    """Return one matrix for sources that are held in these ways: packed, or plain where the target's device has no
+    kernels for it."""
+    holding = _joined(holdings, size[1])
     is_half = target.dtype in (torch.bfloat16, torch.float16)
-    if target.device.type not in PACKING_DEVICES or not is_half or span < least:
+    if holding is None or target.device.type not in PACKING_DEVICES or not is_half:
         return PlainMatrix(*size, target)
-    if numbers is Numbers.E4M3 and not group and _multiplies_rows(target, size):
+    span = span_of(size[1], holding.group or size[1])
+    if span < (32 if holding.numbers is Numbers.INT4 else 16):
+        return PlainMatrix(*size, target)
+    if holding == ROWS_OF_E4M3 and _multiplies_rows(target, size):
         return ScaledRows(size, target)
-    return PackedWeights(numbers, size, target, group or size[1], scale_dtype, has_offsets, has_order)
+    return PackedWeights(holding, size, target)
+
+
+def _joined(holdings: Sequence[Holding | None], num_columns: int) -> Holding | None:
+    """Return the way that has all of these: more bits, smaller groups. None where there is none."""
+    found = [each for each in holdings if each is not None]
+    if len(found) < len(holdings) or len(set(found)) == 1:
+        return found[0] if len(found) == len(holdings) else None
+    groups = {each.group or num_columns for each in found}
+    if any(each.numbers is Numbers.E4M3 or each.has_order for each in found):
+        return None
+    if any(group % min(groups) for group in groups):
+        return None
+    types = {each.scale_dtype for each in found}
+    return Holding(
+        Numbers.INT8 if any(each.numbers is Numbers.INT8 for each in found) else Numbers.INT4,
+        min(groups),
+        types.pop() if len(types) == 1 else torch.float32,
+        any(each.has_offsets for each in found),
+    )
 
 
 def _multiplies_rows(target: Target, size: tuple[int, int]) -> bool:
@@ -78,17 +77,15 @@ class PackedWeights(Matrix):
 
     def __init__(
         self,
-        numbers: Numbers,
+        holding: Holding,
         size: tuple[int, int],
         target: Target,
-        group: int,
-        scale_dtype: torch.dtype = torch.float32,
-        has_offsets: bool = False,
-        has_order: bool = False,
     ) -> None:
         super().__init__()
+        numbers = holding.numbers
         self._numbers, self._few = numbers, FEW_ROWS[numbers.value]
         num_rows, num_columns = size
+        group = holding.group or num_columns
         self.num_packed = num_rows * num_columns
         self._span, device = span_of(num_columns, group), target.device
         num_steps, num_groups = -(-num_columns // self._span), -(-num_columns // group)
@@ -99,36 +96,48 @@ class PackedWeights(Matrix):
         }
         shape, dtype = shapes[numbers]
         self.register_buffer("codes", codes := torch.empty(shape, dtype=dtype, device=device))
-        scales = torch.empty((num_groups, num_rows), dtype=scale_dtype, device=device)
+        scales = torch.empty((num_groups, num_rows), dtype=holding.scale_dtype, device=device)
         self.register_buffer("scales", scales)
         # bfloat16 would round offsets more coarsely than the numbers are rounded
-        offset_dtype = torch.float16 if scale_dtype == torch.float16 else torch.float32
-        offsets = torch.empty_like(scales, dtype=offset_dtype) if has_offsets else None
+        offset_dtype = torch.float16 if holding.scale_dtype == torch.float16 else torch.float32
+        offsets = torch.empty_like(scales, dtype=offset_dtype) if holding.has_offsets else None
         self.register_buffer("offsets", offsets)
         self._order: Tensor | None = None
-        if has_order:
+        if holding.has_order:
             self.register_buffer("order", torch.full((num_columns,), -1, device=device))
             self._order = self.get_buffer("order")
         tickets = torch.zeros(-(-num_rows // 16), dtype=torch.int32, device=device)
         self.packed = PackedMatrix(codes, scales, tickets, num_columns, group, offsets)
 
     def load(self, stored: StoredMatrix, piece: Piece) -> None:
-        part = stored.rows(piece.rows).columns(piece.columns)
-        rows = piece.target
+        part, rows = stored.rows(piece.rows).columns(piece.columns), piece.target
         assert part.scales is not None
+        codes, scales, offsets = part.codes, part.scales, part.offsets
         if self._numbers is Numbers.E4M3:
-            self.packed.codes[rows] = part.codes
+            self.packed.codes[rows] = codes
+        elif self._numbers is Numbers.INT8:
+            self.packed.codes[:, rows] = pack_steps(codes.to(torch.int8), self._span, 8)
         else:
-            bits = 8 if self._numbers is Numbers.INT8 else 4
-            self.packed.codes[:, rows] = pack_steps(part.codes, self._span, bits)
-        self.packed.scales[:, rows] = part.scales.T.to(self.packed.scales.dtype)
+            if codes.dtype == torch.uint8:
+                codes = codes.to(torch.int8) - NIBBLE_CENTRE
+                offsets = (0 if offsets is None else offsets) + NIBBLE_CENTRE * scales
+            self.packed.codes[:, rows] = pack_steps(codes, self._span, 4)
+        self.packed.scales[:, rows] = self._by_group(scales, part.group).to(self.packed.scales.dtype)
         if self.packed.offsets is not None:
-            offsets = torch.zeros_like(part.scales) if part.offsets is None else part.offsets
-            self.packed.offsets[:, rows] = offsets.T.to(self.packed.offsets.dtype)
-        if self._order is not None and part.order is not None:
-            self._load_order(self._order, part.order)
+            offsets = torch.zeros_like(scales) if offsets is None else offsets
+            self.packed.offsets[:, rows] = self._by_group(offsets, part.group).to(self.packed.offsets.dtype)
+        if part.order is not None:
+            self._load_order(part.order)
 
-    def _load_order(self, own: Tensor, order: Tensor) -> None:
+    def _by_group(self, per_group: Tensor, group: int) -> Tensor:
+        """Numbers [R, G] of groups of so many columns, by the matrix's own groups: [own groups, R]."""
+        num_columns, own = self.packed.num_columns, self.packed.group
+        times = -(-(group or num_columns) // own)
+        return per_group.repeat_interleave(times, dim=1)[:, : -(-num_columns // own)].T
+
+    def _load_order(self, order: Tensor) -> None:
+        own = self._order
+        assert own is not None
         if int(own[0]) >= 0 and not torch.equal(own, order):
             raise ModelError(
                 "projections of the same inputs were quantised in different orders (g_idx), which is not supported: "
@@ -183,7 +192,7 @@ class ScaledRows(PackedWeights):
     product_bytes = 0
 
     def __init__(self, size: tuple[int, int], target: Target) -> None:
-        super().__init__(Numbers.E4M3, size, target, size[1])
+        super().__init__(ROWS_OF_E4M3, size, target)
 
     def _multiply_many(self, inputs: Tensor) -> Tensor:
         codes, scales = quantise_rows(inputs)

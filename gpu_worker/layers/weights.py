@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,8 @@ class Piece(NamedTuple):
 class StoredMatrix:
     """A checkpoint's matrix [N, K]: value[n, k] = codes[n, k] * scales[n, k // group] + offsets[n, k // group].
 
-    codes: [N, K] of any type of numbers. scales, offsets: float [N, ceil(K / group)], or None.
+    codes: [N, K] of any type of numbers; in 4 bits uint8 ones, from 0 to 15, are held 8 lower with other offsets.
+    scales, offsets: float [N, ceil(K / group)], or None.
     group: columns that share a scale; 0 for all.
     order: int64 [K], the input that each column of the codes multiplies; None where that is the column itself.
     """
@@ -81,6 +83,33 @@ class StoredMatrix:
         return per_group.float().repeat_interleave(self.group or num_columns, dim=1)[:, :num_columns]
 
 
+class Numbers(Enum):
+    """Kinds of numbers that kernels read. std: of random ones."""
+
+    E4M3 = "e4m3"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def std(self) -> float:
+        return {"e4m3": 0.5, "int8": 74.0, "int4": 4.6}[self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A way to hold a matrix packed.
+
+    group: columns that share a scale; 0 for all of a row.
+    has_offsets, has_order: see `StoredMatrix`.
+    """
+
+    numbers: Numbers
+    group: int = 0
+    scale_dtype: torch.dtype = torch.float32
+    has_offsets: bool = False
+    has_order: bool = False
+
+
 class Matrix(torch.nn.Module, ABC):
     """One rank's shard of a matrix, [num_rows, num_columns], as a device holds it."""
 
@@ -107,10 +136,15 @@ class Matrix(torch.nn.Module, ABC):
 
 
 class WeightFormat(ABC):
-    """How a checkpoint stores a matrix. Equal formats are held by a device in one matrix."""
+    """How a checkpoint stores a matrix."""
 
     # What users call it; "" for plain numbers.
     quantization = ""
+
+    @property
+    def holding(self) -> Holding | None:
+        """How a device may hold such matrices packed; None where it holds their values."""
+        return None
 
     @abstractmethod
     def parts(self, name: str, shape: tuple[int, int]) -> dict[str, Part]:

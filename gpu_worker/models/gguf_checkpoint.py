@@ -8,10 +8,11 @@ import torch
 
 from carrel.process.gguf_file import GGUFHead, TensorPlace
 from gpu_worker.errors import ModelError
-from gpu_worker.layers import Part
+from gpu_worker.layers import Part, WeightFormat
 from gpu_worker.models.checkpoint import check_names
 from gpu_worker.models.config import ModelConfig
 from gpu_worker.models.formats.find import FoundFormats
+from gpu_worker.models.formats.ggml import BLOCK_TYPES, Ggml
 from gpu_worker.models.gguf_architectures import ARCHITECTURES, Architecture
 from gpu_worker.models.gguf_config import EMBEDDING, FREQUENCIES, HEAD, LONG_FACTORS
 from gpu_worker.models.gguf_data import GGUFData
@@ -38,6 +39,11 @@ class GGUFCheckpoint:
                     f"{head.path}: {other.name} and {place.name} are both {name}; take another file"
                 )
             self._places[name] = place
+        self._formats: dict[str, WeightFormat] = {
+            name.removesuffix(".weight"): Ggml(place.type_id)
+            for name, place in self._places.items()
+            if place.type_id in BLOCK_TYPES and len(place.shape) == 2 and place.name.startswith("blk.")
+        }
         heads = {"q": config.num_heads, "k": config.num_kv_heads}
         self._interleaved_heads = {
             f"model.layers.{layer}.self_attn.{which}_proj.{kind}": num_heads
@@ -63,14 +69,18 @@ class GGUFCheckpoint:
             self._data.check(place)
 
     def formats(self) -> FoundFormats:
-        """All matrices are plain: they are dequantised while they are read."""
-        return FoundFormats({})
+        """Find the matrices of layers that can stay packed; others are dequantised while they are read."""
+        return FoundFormats(self._formats)
 
     def tensors(self, names: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """These tensors, float32 on the CPU; each is freed when the caller drops it."""
+        """These tensors on the CPU: float32, or the bytes [N, bytes of a row] of matrices that stay packed.
+
+        Each is freed when the caller drops it.
+        """
         for name, place in self._places.items():
             if name in names:
-                tensor = self._data.read(place)
+                is_packed = name.removesuffix(".weight") in self._formats
+                tensor = self._data.raw(place) if is_packed else self._data.read(place)
                 num_heads = self._interleaved_heads.get(name)
                 yield name, tensor if num_heads is None else half_by_half(tensor, num_heads)
 

@@ -1,4 +1,4 @@
-"""The data of a GGUF file's tensors, dequantised."""
+"""The data of a GGUF file's tensors, dequantised or as it is stored."""
 
 from __future__ import annotations
 
@@ -57,16 +57,24 @@ class GGUFData:
 
     def read(self, place: TensorPlace) -> torch.Tensor:
         """Return a tensor, float32 on the CPU."""
+        kind = self._library.GGMLQuantizationType(place.type_id)
+        values = self._library.dequantize(self._bytes(place), kind)
+        # float32 data is the file's own memory, which must not be written to
+        return torch.from_numpy(values if values.flags.writeable else np.array(values))
+
+    def raw(self, place: TensorPlace) -> torch.Tensor:
+        """Return a tensor as it is stored: uint8 [..., bytes of a row] on the CPU."""
+        return torch.from_numpy(np.array(self._bytes(place)))
+
+    def _bytes(self, place: TensorPlace) -> np.ndarray:
+        """The file's own memory, uint8 [..., bytes of a row]."""
         block_size, block_bytes = self._block(place)
         *rows, length = place.shape
         shape = (*rows, length // block_size * block_bytes)
         try:
-            data = np.memmap(self._head.path, np.uint8, "r", place.offset, shape)
+            return np.memmap(self._head.path, np.uint8, "r", place.offset, shape)
         except (OSError, ValueError) as error:
             raise ModelError(f"{self._head.path}: {place.name} cannot be read ({error})") from error
-        values = self._library.dequantize(data, self._library.GGMLQuantizationType(place.type_id))
-        # float32 data is the file's own memory, which must not be written to
-        return torch.from_numpy(values if values.flags.writeable else np.array(values))
 
 
 def _library() -> Any:

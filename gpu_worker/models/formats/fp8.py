@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
-from gpu_worker.layers import Matrix, Part, StoredMatrix, Target, WeightFormat
+from gpu_worker.layers import Holding, Matrix, Numbers, Part, StoredMatrix, Target, WeightFormat
 from gpu_worker.layers.block import FLOATS
-from gpu_worker.layers.packed import Numbers, packed
+from gpu_worker.layers.packed import hold
 
 E4M3 = "F8_E4M3"
 # Scales are plain floats, or powers of two that are stored as their exponents.
@@ -65,5 +65,9 @@ class Fp8(WeightFormat):
         rows, columns = self.block
         return StoredMatrix(codes, scales.repeat_interleave(rows, dim=0)[: shape[0]], group=columns)
 
+    @property
+    def holding(self) -> Holding:
+        return Holding(Numbers.E4M3, self.block[1])
+
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
-        return packed(Numbers.E4M3, (num_rows, num_columns), target, group=self.block[1])
+        return hold((self.holding,), (num_rows, num_columns), target)

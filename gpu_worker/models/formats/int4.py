@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
-from gpu_worker.layers import Matrix, Part, StoredMatrix, Target, WeightFormat
+from gpu_worker.layers import Holding, Matrix, Numbers, Part, StoredMatrix, Target, WeightFormat
 from gpu_worker.layers.block import FLOATS
-from gpu_worker.layers.packed import Numbers, packed
+from gpu_worker.layers.packed import hold
 
 WORDS = ("I32",)
 CENTRE = 8
@@ -41,16 +41,12 @@ class Int4(WeightFormat):
     def num_groups(self, num_columns: int) -> int:
         return -(-num_columns // self.group) if self.group else 1
 
+    @property
+    def holding(self) -> Holding:
+        return Holding(Numbers.INT4, self.group, self.scale_dtype, self.has_zeros, self.has_order)
+
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
-        return packed(
-            Numbers.INT4,
-            (num_rows, num_columns),
-            target,
-            group=self.group,
-            scale_dtype=self.scale_dtype,
-            has_offsets=self.has_zeros,
-            has_order=self.has_order,
-        )
+        return hold((self.holding,), (num_rows, num_columns), target)
 
     def read(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], device: torch.device

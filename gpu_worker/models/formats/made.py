@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gpu_worker.kernels.quantise_rows.reference import quantise_rows
-from gpu_worker.layers import PLAIN, Matrix, Part, StoredMatrix, Target, WeightFormat
-from gpu_worker.layers.packed import Numbers, packed
+from gpu_worker.layers import PLAIN, Holding, Matrix, Numbers, Part, StoredMatrix, Target, WeightFormat
+from gpu_worker.layers.packed import hold
 
 # Rows that are quantised at a time, as float32.
 _ROWS = 1024
@@ -47,7 +47,7 @@ class MadeFp8(Made):
         return quantise_rows(rows)
 
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
-        return packed(Numbers.E4M3, (num_rows, num_columns), target)
+        return hold((Holding(Numbers.E4M3),), (num_rows, num_columns), target)
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ class MadeInt4(Made):
 
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
         group = _GROUP if num_columns > _GROUP else 0
-        size = num_rows, num_columns
-        return packed(Numbers.INT4, size, target, group=group, scale_dtype=torch.float16)
+        holding = Holding(Numbers.INT4, group, torch.float16)
+        return hold((holding,), (num_rows, num_columns), target)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
-from gpu_worker.layers import Piece, Rank, StoredMatrix, Target, packed
-from gpu_worker.layers.packed import Numbers, PackedWeights, ScaledRows
+from gpu_worker.layers import Holding, Numbers, Piece, Rank, StoredMatrix, Target, packed
+from gpu_worker.layers.packed import PackedWeights, ScaledRows
 from gpu_worker.layers.weights import PlainMatrix
 
 CPU = torch.device("cpu")
@@ -42,7 +44,7 @@ def drawn(numbers: Numbers, group: int, has_offsets: bool, has_order: bool) -> S
 
 def made(kind: tuple[Numbers, int, bool, bool], size: tuple[int, int] = (N, K)) -> packed.Matrix:
     numbers, group, has_offsets, has_order = kind
-    return packed.packed(numbers, size, TARGET, group=group, has_offsets=has_offsets, has_order=has_order)
+    return packed.hold([Holding(numbers, group, torch.float32, has_offsets, has_order)], size, TARGET)
 
 
 def assert_near(found: Tensor, exact: Tensor) -> None:
@@ -139,4 +141,31 @@ def test_8_bit_rows_are_multiplied_directly() -> None:
     ],
 )
 def test_what_kernels_cannot_read_is_held_plain(numbers: Numbers, group: int, target: Target) -> None:
-    assert isinstance(packed.packed(numbers, (N, K), target, group=group), PlainMatrix)
+    assert isinstance(packed.hold([Holding(numbers, group)], (N, K), target), PlainMatrix)
+
+
+INT4, INT8 = (
+    Holding(Numbers.INT4, 128, torch.float16),
+    Holding(Numbers.INT8, 32, torch.float16, has_offsets=True),
+)
+
+
+@pytest.mark.parametrize("others", [[INT8], [Holding(Numbers.INT4)], [INT8, Holding(Numbers.INT4, 64)]])
+def test_numbers_of_several_kinds_are_held_together(others: list[Holding]) -> None:
+    """In the most bits and the smallest groups of them."""
+    holdings = [INT4, *others]
+    matrix = packed.hold(holdings, (N * len(holdings), K), TARGET)
+    assert isinstance(matrix, PackedWeights)
+    inputs, values = torch.randn(5, K, generator=torch.Generator().manual_seed(1)).bfloat16(), []
+    for place, each in enumerate(holdings):
+        stored = drawn(each.numbers, each.group, each.has_offsets, False)
+        matrix.load(stored, Piece(slice(0, N), slice(0, K), N * place))
+        values.append(stored.values())
+    assert_near(matrix.matmul(inputs), inputs.float() @ torch.cat(values).T)
+
+
+@pytest.mark.parametrize(
+    "other", [None, Holding(Numbers.E4M3), replace(INT4, has_order=True), replace(INT4, group=96)]
+)
+def test_what_cannot_be_held_together_is_held_plain(other: Holding | None) -> None:
+    assert isinstance(packed.hold([INT4, other], (N, K), TARGET), PlainMatrix)
