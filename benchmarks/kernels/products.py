@@ -47,14 +47,14 @@ def product(s: Setting, case: Product, numbers: Numbers) -> Sized:
         return s.normal(count, num_columns), matrix
 
     bits = 4 if numbers is Numbers.INT4 else 8
-    scales = 2 * num_outputs * num_columns // GROUP if numbers is Numbers.INT4 else 4 * num_outputs
+    scales = 4 * num_outputs * num_columns // GROUP if numbers is Numbers.INT4 else 4 * num_outputs
     num_bytes = num_outputs * num_columns * bits // 8 + scales + count * (num_outputs + num_columns) * s.item
     return Sized(f"{name} {count} x {num_columns} x {num_outputs}", num_bytes, make)
 
 
 def matrix_of(numbers: Numbers, size: tuple[int, int], target: Target) -> PackedWeights:
     if numbers is Numbers.INT4:
-        return PackedWeights(Holding(numbers, min(GROUP, size[1]), torch.float16), size, target)
+        return PackedWeights(Holding(numbers, min(GROUP, size[1])), size, target)
     is_cuda = target.device.type == "cuda"
     if is_cuda and torch.cuda.get_device_capability(target.device) >= SCALED_CAPABILITY:
         return ScaledRows(size, target)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpu_worker.errors import ModelError
 from gpu_worker.kernels.packed_matmul import PackedMatrix, packed_matmul, unpack_rows
-from gpu_worker.kernels.packed_matmul.reference import NIBBLE_CENTRE, pack_steps, span_of
+from gpu_worker.kernels.packed_matmul.reference import NIBBLE_CENTRE, pack_scales, pack_steps, span_of
 from gpu_worker.kernels.quantise_rows import quantise_rows
 from gpu_worker.layers.block import Target
 from gpu_worker.layers.weights import Holding, Matrix, Numbers, Piece, PlainMatrix, StoredMatrix
@@ -52,11 +52,9 @@ def _joined(holdings: Sequence[Holding | None], num_columns: int) -> Holding | N
         return None
     if any(group % min(groups) for group in groups):
         return None
-    types = {each.scale_dtype for each in found}
     return Holding(
         Numbers.INT8 if any(each.numbers is Numbers.INT8 for each in found) else Numbers.INT4,
         min(groups),
-        types.pop() if len(types) == 1 else torch.float32,
         any(each.has_offsets for each in found),
     )
 
@@ -96,18 +94,16 @@ class PackedWeights(Matrix):
         }
         shape, dtype = shapes[numbers]
         self.register_buffer("codes", codes := torch.empty(shape, dtype=dtype, device=device))
-        scales = torch.empty((num_groups, num_rows), dtype=holding.scale_dtype, device=device)
-        self.register_buffer("scales", scales)
-        # bfloat16 would round offsets more coarsely than the numbers are rounded
-        offset_dtype = torch.float16 if holding.scale_dtype == torch.float16 else torch.float32
-        offsets = torch.empty_like(scales, dtype=offset_dtype) if holding.has_offsets else None
-        self.register_buffer("offsets", offsets)
+        scale_dtype = torch.int32 if holding.has_offsets else torch.float32
+        self.register_buffer(
+            "scales", scales := torch.empty((num_groups, num_rows), dtype=scale_dtype, device=device)
+        )
         self._order: Tensor | None = None
         if holding.has_order:
             self.register_buffer("order", torch.full((num_columns,), -1, device=device))
             self._order = self.get_buffer("order")
         tickets = torch.zeros(-(-num_rows // 16), dtype=torch.int32, device=device)
-        self.packed = PackedMatrix(codes, scales, tickets, num_columns, group, offsets)
+        self.packed = PackedMatrix(codes, scales, tickets, num_columns, group)
 
     def load(self, stored: StoredMatrix, piece: Piece) -> None:
         part, rows = stored.rows(piece.rows).columns(piece.columns), piece.target
@@ -122,10 +118,13 @@ class PackedWeights(Matrix):
                 codes = codes.to(torch.int8) - NIBBLE_CENTRE
                 offsets = (0 if offsets is None else offsets) + NIBBLE_CENTRE * scales
             self.packed.codes[:, rows] = pack_steps(codes, self._span, 4)
-        self.packed.scales[:, rows] = self._by_group(scales, part.group).to(self.packed.scales.dtype)
-        if self.packed.offsets is not None:
+        if self.packed.has_offsets:
             offsets = torch.zeros_like(scales) if offsets is None else offsets
-            self.packed.offsets[:, rows] = self._by_group(offsets, part.group).to(self.packed.offsets.dtype)
+        packed_scales = pack_scales(
+            self._by_group(scales, part.group),
+            None if offsets is None else self._by_group(offsets, part.group),
+        )
+        self.packed.scales[:, rows] = packed_scales
         if part.order is not None:
             self._load_order(part.order)
 
@@ -151,9 +150,10 @@ class PackedWeights(Matrix):
         if self._numbers is Numbers.E4M3:
             # below 2, and never NaN
             codes &= 0xBF
-        self.packed.scales.fill_(_RANDOM_STD / self._numbers.std)
-        if self.packed.offsets is not None:
-            self.packed.offsets.zero_()
+        scales = torch.full(self.packed.scales.shape, _RANDOM_STD / self._numbers.std, device=codes.device)
+        self.packed.scales.copy_(
+            pack_scales(scales, torch.zeros_like(scales) if self.packed.has_offsets else None)
+        )
         if self._order is not None:
             torch.arange(len(self._order), out=self._order)
 

@@ -105,7 +105,6 @@ class Holding:
 
     numbers: Numbers
     group: int = 0
-    scale_dtype: torch.dtype = torch.float32
     has_offsets: bool = False
     has_order: bool = False
 

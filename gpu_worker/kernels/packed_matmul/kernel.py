@@ -55,11 +55,13 @@ def packed_matmul(
     step_stride, row_stride = (matrix.span, codes.stride(0)) if codes.dim() == 2 else codes.stride()[:2]
     multiply_split[(num_tiles, splits, num_blocks)](
         inputs, inputs.stride(0), codes.view(torch.uint8) if codes.dim() == 2 else codes, step_stride, row_stride,
-        matrix.scales, matrix.offsets, bias, onto, 0 if onto is None else onto.stride(0), out, partials,
+        matrix.scales, bias, onto, 0 if onto is None else onto.stride(0), out, partials,
         matrix.tickets, num_rows, matrix.num_columns, num_outputs, matrix.num_steps,
         triton.cdiv(num_turns, splits) * unroll,
-        KIND=KINDS[codes.dtype], SPAN=matrix.span, UNROLL=unroll, GROUP_STEPS=group_steps(matrix), ROWS=rows,
-        OUTPUTS=OUTPUTS, IS_SPLIT=splits > 1, STAGES=WIDE_STAGES if is_wide else STAGES,
+        KIND=KINDS[codes.dtype], SPAN=matrix.span, UNROLL=unroll, GROUP_STEPS=group_steps(matrix),
+        HAS_OFFSETS=matrix.has_offsets, ROWS=rows,
+        OUTPUTS=OUTPUTS, IS_WHOLE=num_outputs % OUTPUTS == 0 and matrix.num_columns % (matrix.span * unroll) == 0,
+        IS_SPLIT=splits > 1, STAGES=WIDE_STAGES if is_wide else STAGES,
         IS_PLAIN=is_interpreted(), num_warps=NUM_WARPS,
     )  # fmt: skip
     return out
@@ -75,7 +77,7 @@ def num_splits(num_tiles: int, num_turns: int, at_once: int) -> int:
 
 def group_steps(matrix: PackedMatrix) -> int:
     """Return the steps that share a scale; 0 where sums are scaled at their end."""
-    if matrix.scales.shape[0] == 1 and matrix.offsets is None:
+    if matrix.scales.shape[0] == 1 and not matrix.has_offsets:
         return 0
     return int(triton.cdiv(matrix.group, matrix.span))
 
@@ -88,9 +90,10 @@ def unpack_rows(matrix: PackedMatrix, begin: int, end: int, dtype: torch.dtype) 
     codes = matrix.codes
     step_stride, row_stride = (matrix.span, codes.stride(0)) if codes.dim() == 2 else codes.stride()[:2]
     unpack_tile[(triton.cdiv(end - begin, UNPACKED_ROWS), matrix.num_steps)](
-        codes.view(torch.uint8) if codes.dim() == 2 else codes, step_stride, row_stride, matrix.scales,
-        matrix.offsets, out, begin, end, matrix.num_columns, matrix.num_rows,
-        KIND=KINDS[codes.dtype], SPAN=matrix.span, GROUP_STEPS=group_steps(matrix), ROWS=UNPACKED_ROWS,
+        codes.view(torch.uint8) if codes.dim() == 2 else codes, step_stride, row_stride, matrix.scales, out,
+        begin, end, matrix.num_columns, matrix.num_rows,
+        KIND=KINDS[codes.dtype], SPAN=matrix.span, GROUP_STEPS=group_steps(matrix),
+        HAS_OFFSETS=matrix.has_offsets, ROWS=UNPACKED_ROWS,
         IS_PLAIN=is_interpreted(), num_warps=NUM_WARPS,
     )  # fmt: skip
     return out

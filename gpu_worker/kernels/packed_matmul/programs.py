@@ -92,26 +92,47 @@ def _numbers(code, KIND: tl.constexpr, HALF: tl.constexpr, IS_PLAIN: tl.constexp
         return code.to(HALF)
 
 
+@triton.jit
+def _scale(word, IS_HALF: tl.constexpr):
+    """IS_HALF: a float16 in the low half of an int32; else a float32."""
+    if IS_HALF:
+        return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return word
+
+
+@triton.jit
+def _read(places, is_there, IS_WHOLE: tl.constexpr):
+    """IS_WHOLE: all of them are there, and masks would cost as much as the product."""
+    if IS_WHOLE:
+        return tl.load(places)
+    else:
+        return tl.load(places, mask=is_there, other=0)
+
+
 @triton.jit(do_not_specialize=["num_rows", "steps_per_split"])
 def multiply_split(
-    inputs, input_row, codes, code_step, code_row, scales, offsets, bias, onto, onto_row, out, partials, tickets,
+    inputs, input_row, codes, code_step, code_row, scales, bias, onto, onto_row, out, partials, tickets,
     num_rows, num_columns, num_outputs, num_steps, steps_per_split,
-    KIND: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr, GROUP_STEPS: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, IS_SPLIT: tl.constexpr, STAGES: tl.constexpr, IS_PLAIN: tl.constexpr,
+    KIND: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr, GROUP_STEPS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    IS_WHOLE: tl.constexpr, IS_SPLIT: tl.constexpr, STAGES: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """Sums [OUTPUTS, ROWS] of a part of the columns. offsets, bias, onto: None where there are none.
+    """Sums [OUTPUTS, ROWS] of a part of the columns. bias, onto: None where there are none.
 
     GROUP_STEPS: steps that share a scale; 0 where all do.
+    IS_WHOLE: outputs and columns are whole tiles and turns.
     """
     HALF: tl.constexpr = inputs.dtype.element_ty
     WIDTH: tl.constexpr = SPAN // 2 if KIND == "nibbles" else SPAN
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(2).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    is_output, is_row = output < num_outputs, row < num_rows
+    is_output = output < num_outputs
     lane = tl.arange(0, WIDTH)
     first = tl.program_id(1) * steps_per_split
     last = tl.minimum(first + steps_per_split, num_steps)
-    inputs += row[None, :] * input_row
+    # the last row stands for those that are not there, which are not stored
+    inputs += tl.minimum(row, num_rows - 1)[None, :] * input_row
     codes += output[:, None] * code_row + lane[None, :]
     codes += tl.program_id(1).to(tl.int64) * steps_per_split * code_step
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -120,12 +141,12 @@ def multiply_split(
             step = start + turn
             column = step * SPAN + lane
             is_here = (column < num_columns) & (step < last)
-            code = tl.load(codes + turn * code_step, mask=is_output[:, None] & is_here[None, :], other=0)
-            part = tl.load(inputs + column[:, None], mask=is_here[:, None] & is_row[None, :], other=0)
+            code = _read(codes + turn * code_step, is_output[:, None] & is_here[None, :], IS_WHOLE)
+            part = _read(inputs + column[:, None], is_here[:, None], IS_WHOLE)
             if KIND == "nibbles":
                 column += WIDTH
                 is_high = (column < num_columns) & (step < last)
-                high = tl.load(inputs + column[:, None], mask=is_high[:, None] & is_row[None, :], other=0)
+                high = _read(inputs + column[:, None], is_high[:, None], IS_WHOLE)
                 low_number, high_number = _nibbles(code, HALF, IS_PLAIN)
                 product = dot(low_number, part, IS_PLAIN)
                 product += dot(high_number, high, IS_PLAIN)
@@ -134,18 +155,19 @@ def multiply_split(
             if GROUP_STEPS > 0:
                 at = step // GROUP_STEPS * num_outputs + output
                 is_read = is_output & (step < last)
-                product *= tl.load(scales + at, mask=is_read, other=0).to(tl.float32)[:, None]
-                if offsets is not None:
+                word = _read(scales + at, is_read, IS_WHOLE)
+                total += product * _scale(word, HAS_OFFSETS)[:, None]
+                if HAS_OFFSETS:
                     # as a product, which needs no exchange between threads
                     ones = tl.full([OUTPUTS, WIDTH], 1, tl.float32 if IS_PLAIN else HALF)
                     summed = dot(ones, part, IS_PLAIN)
                     if KIND == "nibbles":
                         summed += dot(ones, high, IS_PLAIN)
-                    offset = tl.load(offsets + at, mask=is_read, other=0).to(tl.float32)
-                    product += offset[:, None] * summed
-            total += product
+                    total += _scale(word >> 16, HAS_OFFSETS)[:, None] * summed
+            else:
+                total += product
         codes += UNROLL * code_step
-    is_stored = is_output[:, None] & is_row[None, :]
+    is_stored = is_output[:, None] & (row < num_rows)[None, :]
     place = row[None, :] * num_outputs + output[:, None]
     if IS_SPLIT:
         own = tl.program_id(1).to(tl.int64) * num_rows * num_outputs
@@ -172,7 +194,7 @@ def _finish(
     is_output = output < num_outputs
     is_stored = is_output[:, None] & (row < num_rows)[None, :]
     if GROUP_STEPS == 0:
-        total *= tl.load(scales + output, mask=is_output, other=0).to(tl.float32)[:, None]
+        total *= tl.load(scales + output, mask=is_output, other=0)[:, None]
     if bias is not None:
         total += tl.load(bias + output, mask=is_output, other=0).to(tl.float32)[:, None]
     if onto is not None:
@@ -184,8 +206,9 @@ def _finish(
 
 @triton.jit
 def unpack_tile(
-    codes, code_step, code_row, scales, offsets, out, begin, end, num_columns, num_outputs,
-    KIND: tl.constexpr, SPAN: tl.constexpr, GROUP_STEPS: tl.constexpr, ROWS: tl.constexpr, IS_PLAIN: tl.constexpr,
+    codes, code_step, code_row, scales, out, begin, end, num_columns, num_outputs,
+    KIND: tl.constexpr, SPAN: tl.constexpr, GROUP_STEPS: tl.constexpr, HAS_OFFSETS: tl.constexpr,
+    ROWS: tl.constexpr, IS_PLAIN: tl.constexpr,
 ):  # fmt: skip
     """Values of some rows in one step's columns."""
     WIDTH: tl.constexpr = SPAN // 2 if KIND == "nibbles" else SPAN
@@ -196,11 +219,9 @@ def unpack_tile(
     is_read = is_row[:, None] & (column < num_columns)[None, :]
     code = tl.load(codes + row[:, None] * code_row + step * code_step + lane[None, :], mask=is_read, other=0)
     group = step // GROUP_STEPS if GROUP_STEPS > 0 else 0
-    at = group * num_outputs + row
-    scale = tl.load(scales + at, mask=is_row, other=0).to(tl.float32)[:, None]
-    offset = tl.zeros_like(scale)
-    if offsets is not None:
-        offset = tl.load(offsets + at, mask=is_row, other=0).to(tl.float32)[:, None]
+    word = tl.load(scales + group * num_outputs + row, mask=is_row, other=0)
+    scale = _scale(word, HAS_OFFSETS)[:, None]
+    offset = _scale(word >> 16, HAS_OFFSETS)[:, None] if HAS_OFFSETS else tl.zeros_like(scale)
     out += (row - begin)[:, None] * num_columns + column[None, :]
     if KIND == "nibbles":
         low, high = _nibbles(code, tl.bfloat16, IS_PLAIN)

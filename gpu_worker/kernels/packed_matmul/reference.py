@@ -15,17 +15,17 @@ NIBBLE_CENTRE = 8
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix [N, K]: value[n, k] = number[n, k] * scales[k // group, n] + offsets[k // group, n].
+    """A matrix [N, K]: value[n, k] = number[n, k] * scale[k // group, n] + offset[k // group, n].
 
     codes: the numbers. One a byte: float8_e4m3fn [N, K], without NaN, or int8 [steps, N, span], which has column k at
         [k // span, :, k % span]. Two a byte: uint8 [steps, N, span / 2], the first half of a step's columns in the low
         nibbles, 8 added to each number.
-    scales: float [ceil(K / group), N].
+    scales: float32 [ceil(K / group), N] without offsets; with them int32, pairs of float16: a scale in the low half, an
+        offset in the high one. A kernel reads either in one word, which it can read ahead.
     tickets: int32 zeros, one for each 16 rows at least; a product uses them and leaves zeros, so one product with a
         matrix runs at a time.
     num_columns: K.
     group: columns that share a scale.
-    offsets: like the scales, or None.
     """
 
     codes: Tensor
@@ -33,7 +33,10 @@ class PackedMatrix:
     tickets: Tensor
     num_columns: int
     group: int
-    offsets: Tensor | None = None
+
+    @property
+    def has_offsets(self) -> bool:
+        return self.scales.dtype == torch.int32
 
     @property
     def device(self) -> torch.device:
@@ -76,10 +79,11 @@ def unpack_rows(matrix: PackedMatrix, begin: int, end: int, dtype: torch.dtype) 
     """Return rows `begin` to `end` of the values, [end - begin, K] in `dtype`, computed in float32."""
     numbers = _numbers(matrix, begin, end)
     group_of = torch.arange(matrix.num_columns, device=matrix.device) // matrix.group
-    values = numbers * matrix.scales[:, begin:end].float()[group_of].T
-    if matrix.offsets is not None:
-        values += matrix.offsets[:, begin:end].float()[group_of].T
-    return values.to(dtype)
+    scales = matrix.scales[:, begin:end].contiguous()
+    if not matrix.has_offsets:
+        return (numbers * scales[group_of].T).to(dtype)
+    scales, offsets = scales.view(torch.float16).unflatten(1, (-1, 2)).float().unbind(2)
+    return (numbers * scales[group_of].T + offsets[group_of].T).to(dtype)
 
 
 def _numbers(matrix: PackedMatrix, begin: int, end: int) -> Tensor:
@@ -91,6 +95,13 @@ def _numbers(matrix: PackedMatrix, begin: int, end: int) -> Tensor:
     if codes.dtype == torch.uint8:
         steps = torch.cat([steps & 15, steps >> 4], dim=2).to(torch.int8) - NIBBLE_CENTRE
     return steps.transpose(0, 1).flatten(1)[:, : matrix.num_columns].float()
+
+
+def pack_scales(scales: Tensor, offsets: Tensor | None) -> Tensor:
+    """Pack scales and offsets [G, N] as `PackedMatrix.scales`."""
+    if offsets is None:
+        return scales.float()
+    return torch.stack([scales.half(), offsets.half()], dim=2).view(torch.int32).squeeze(2)
 
 
 def pack_steps(numbers: Tensor, span: int, bits: int) -> Tensor:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from gpu_worker.errors import ModelError
 from gpu_worker.layers import WeightFormat
 from gpu_worker.layers.block import FLOATS
@@ -24,7 +22,6 @@ from gpu_worker.models.formats.settings import Settings, read_settings
 _NEEDLESS = (".input_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
 # Of 4-bit formats: shapes that follow from others, and orders of columns that settings deny.
 _NEEDLESS_WORDS = (".weight_shape", ".g_idx", ".weight_g_idx")
-_SCALE_TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 SUPPORTED = (
     "fp8, fbgemm_fp8, ModelOpt's FP8, compressed-tensors' float-quantized and pack-quantized, AWQ, GPTQ, and "
     "bitsandbytes in 4 bits"
@@ -101,12 +98,12 @@ def _words(module: str, headers: Mapping[str, Header], settings: Settings) -> We
     version = settings.fields.text(field, known[0])
     if version.lower() not in known:
         raise settings.fields.fail(field, f"one of {', '.join(known)}")
-    group, scale_dtype = settings.group(words.shape[0] * (1 if is_awq else 8), num_groups), _type(scales)
+    group = settings.group(words.shape[0] * (1 if is_awq else 8), num_groups)
     if is_awq:
-        return Awq(group, scale_dtype, has_zeros=True)
+        return Awq(group, has_zeros=True)
     has_order = f"{module}.g_idx" in headers and settings.fields.flag("desc_act", default=True)
     has_zeros = not settings.fields.flag("sym", default=False)
-    return Gptq(group, scale_dtype, has_zeros, has_order, zero_shift=int(version != "gptq_v2"))
+    return Gptq(group, has_zeros, has_order, zero_shift=int(version != "gptq_v2"))
 
 
 def _pack_quantized(module: str, headers: Mapping[str, Header], settings: Settings) -> WeightFormat:
@@ -115,7 +112,6 @@ def _pack_quantized(module: str, headers: Mapping[str, Header], settings: Settin
     num_columns = 8 * headers[f"{module}.weight_packed"].shape[1]
     return PackQuantized(
         settings.group(num_columns, scales.shape[1]),
-        _type(scales),
         has_zeros=f"{module}.weight_zero_point" in headers,
         has_order=f"{module}.weight_g_idx" in headers,
     )
@@ -141,10 +137,6 @@ def _scales(name: str, headers: Mapping[str, Header], settings: Settings) -> Hea
     if found is None or len(found.shape) != 2 or 0 in found.shape:
         raise ModelError(f"{settings.fields.where}: the weights lack {name}, a scale for each row and group")
     return found
-
-
-def _type(scales: Header) -> torch.dtype:
-    return _SCALE_TYPES.get(scales.dtype, torch.float32)
 
 
 _MAKERS: dict[tuple[str, str], Callable[[str, Mapping[str, Header], Settings], WeightFormat]] = {

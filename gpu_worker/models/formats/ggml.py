@@ -62,7 +62,7 @@ class Ggml(WeightFormat):
     @property
     def holding(self) -> Holding:
         kind = BLOCK_TYPES[self.type_id]
-        return Holding(kind.numbers, kind.group, torch.float16, kind.has_offsets)
+        return Holding(kind.numbers, kind.group, kind.has_offsets)
 
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
         return hold((self.holding,), (num_rows, num_columns), target)

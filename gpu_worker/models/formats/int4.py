@@ -28,13 +28,11 @@ class Int4(WeightFormat):
     """value = (number - zero) * scale.
 
     group: columns that share a scale; 0 for all.
-    scale_dtype: the type of the scales, which a device keeps.
     has_zeros: the tensors have zeros; of others the zero is 8.
     has_order: groups are of columns that do not follow each other.
     """
 
     group: int
-    scale_dtype: torch.dtype
     has_zeros: bool
     has_order: bool = False
 
@@ -43,7 +41,7 @@ class Int4(WeightFormat):
 
     @property
     def holding(self) -> Holding:
-        return Holding(Numbers.INT4, self.group, self.scale_dtype, self.has_zeros, self.has_order)
+        return Holding(Numbers.INT4, self.group, self.has_zeros, self.has_order)
 
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
         return hold((self.holding,), (num_rows, num_columns), target)

@@ -66,5 +66,5 @@ class MadeInt4(Made):
 
     def matrix(self, num_rows: int, num_columns: int, target: Target) -> Matrix:
         group = _GROUP if num_columns > _GROUP else 0
-        holding = Holding(Numbers.INT4, group, torch.float16)
+        holding = Holding(Numbers.INT4, group)
         return hold((holding,), (num_rows, num_columns), target)

@@ -23,6 +23,8 @@ SHAPES = {SHAPES}
 STEP = """
 from gpu_worker.kernels.attention.kernel import attend_blocks, attend_slots
 from gpu_worker.kernels.keep_allowed.kernel import keep_allowed
+from gpu_worker.kernels.packed_matmul.kernel import packed_matmul
+from gpu_worker.kernels.packed_matmul.reference import PackedMatrix
 from gpu_worker.kernels.resolve.kernel import resolve
 from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.rope.kernel import rope
@@ -51,6 +53,8 @@ state = Residency(slot_of, slot_of, bits, counters, counters)
 arena, slabs = zeros(1 << 20, dtype=uint8), zeros(SEATS, 256, dtype=int32)
 layout = ArenaLayout(1 << 18, 64, row_format(DIM, bfloat16))
 rotary = zeros(9, 2, DIM, dtype=bfloat16)
+words, tickets = zeros(8, 1024, 64, dtype=uint8), zeros(64, dtype=int32)
+matrix_of_4_bits = PackedMatrix(words, zeros(8, 1024), tickets, 1024, 128)
 
 for lanes, first, longest in SHAPES:
     table = zeros(10, first + lanes, dtype=int64)[:, first:]
@@ -58,6 +62,7 @@ for lanes, first, longest in SHAPES:
     longest = -(-longest // 1024) * 1024
     query, key, value = rope(zeros(first + lanes, 48 * DIM, dtype=bfloat16), rotary, table[0] * 1, 32, 8)
     query, slots = query[first:] if first else query, zeros(lanes, 4, HEADS, dtype=int32)
+    packed_matmul(zeros(lanes, 1024, dtype=bfloat16), matrix_of_4_bits)
     store_token(key[first:], value[first:], pool, slots[:, 1], arena, zeros(lanes, 4, HEADS, dtype=int64)[:, 1])
     packed = zeros(1 + lanes // 2, 1 + 1537, dtype=int32)
     keep_allowed(zeros(first + lanes, 49155)[first:], packed[:, 0], packed[:, 1:])
@@ -130,8 +135,17 @@ def test_no_length_and_no_batch_size_compiles_again(script: str) -> None:
     names = done.stdout.split()
     twice = {name: names.count(name) for name in names if names.count(name) > 1}
     if script is STEP:
-        # Of two lists; of one new token, and of what is selected; of few heads and of many.
-        kinds = {"attend_split", "join_splits", "find_rows", "resolve_head", "round_queries", "weigh_codes"}
+        # Of two lists; of one new token, and of what is selected; of few heads and of many;
+        # and of up to 8 lanes and up to 32.
+        kinds = {
+            "attend_split",
+            "join_splits",
+            "find_rows",
+            "resolve_head",
+            "round_queries",
+            "weigh_codes",
+            "multiply_split",
+        }
         # A head's levels are in registers: of 8K tokens, 64K, 16K, 128K and 32K here.
         assert twice == {**dict.fromkeys(kinds, 2), "take_levels": 5}
     else:

@@ -44,7 +44,7 @@ def drawn(numbers: Numbers, group: int, has_offsets: bool, has_order: bool) -> S
 
 def made(kind: tuple[Numbers, int, bool, bool], size: tuple[int, int] = (N, K)) -> packed.Matrix:
     numbers, group, has_offsets, has_order = kind
-    return packed.hold([Holding(numbers, group, torch.float32, has_offsets, has_order)], size, TARGET)
+    return packed.hold([Holding(numbers, group, has_offsets, has_order)], size, TARGET)
 
 
 def assert_near(found: Tensor, exact: Tensor) -> None:
@@ -145,8 +145,8 @@ def test_what_kernels_cannot_read_is_held_plain(numbers: Numbers, group: int, ta
 
 
 INT4, INT8 = (
-    Holding(Numbers.INT4, 128, torch.float16),
-    Holding(Numbers.INT8, 32, torch.float16, has_offsets=True),
+    Holding(Numbers.INT4, 128),
+    Holding(Numbers.INT8, 32, has_offsets=True),
 )
 
 

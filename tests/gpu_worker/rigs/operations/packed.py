@@ -6,20 +6,16 @@ import torch
 from kernel_contract import Arguments, Operation, case, split
 from torch import Tensor, bfloat16, float16, float32
 
-from gpu_worker.kernels.packed_matmul.reference import PackedMatrix, pack_steps, span_of
+from gpu_worker.kernels.packed_matmul.reference import PackedMatrix, pack_scales, pack_steps, span_of
 
-# Kind, group (0: all columns), whether there are offsets, type of the scales.
+# Kind, group (0: all columns), and whether there are offsets.
 KINDS = (
-    ("e4m3", 0, False, float32), ("e4m3", 128, False, float32), ("nibbles", 128, False, float16),
-    ("nibbles", 32, True, float16), ("nibbles", 64, True, bfloat16), ("nibbles", 0, True, float16),
-    ("nibbles", 192, False, float16), ("int8", 32, False, float16), ("int8", 16, True, float16),
-    ("int8", 0, False, float32),
+    ("e4m3", 0, False), ("e4m3", 128, False), ("nibbles", 128, False), ("nibbles", 32, True), ("nibbles", 64, True),
+    ("nibbles", 0, True), ("nibbles", 192, False), ("int8", 32, False), ("int8", 16, True), ("int8", 0, False),
 )  # fmt: skip
 
 
-def drawn_matrix(
-    kind: str, num_rows: int, num_columns: int, group: int, has_offsets: bool, scale_dtype: torch.dtype
-) -> PackedMatrix:
+def drawn_matrix(kind: str, num_rows: int, num_columns: int, group: int, has_offsets: bool) -> PackedMatrix:
     """All bytes that the kind has, and scales of very different size."""
     generator = torch.Generator().manual_seed(num_columns)
     group = group or num_columns
@@ -36,13 +32,13 @@ def drawn_matrix(
     shape = -(-num_columns // group), num_rows
     scales = 2.0 ** torch.randint(-9, -3, shape, generator=generator)
     scales *= 1 + torch.rand(shape, generator=generator)
-    offsets = torch.randn(shape, generator=generator).to(scale_dtype) if has_offsets else None
+    offsets = torch.randn(shape, generator=generator) if has_offsets else None
     tickets = torch.zeros(-(-num_rows // 16), dtype=torch.int32)
-    return PackedMatrix(codes, scales.to(scale_dtype), tickets, num_columns, group, offsets)
+    return PackedMatrix(codes, pack_scales(scales, offsets), tickets, num_columns, group)
 
 
 def factors(
-    kind: str, group: int, has_offsets: bool, scale_dtype: torch.dtype, size: tuple[int, int, int],
+    kind: str, group: int, has_offsets: bool, size: tuple[int, int, int],
     dtype: torch.dtype = bfloat16, adds: bool = False,
 ) -> Arguments:  # fmt: skip
     """size: rows of the inputs, of the matrix, and columns. adds: a bias, and rows to add to."""
@@ -50,7 +46,7 @@ def factors(
     generator = torch.Generator().manual_seed(num_rows)
     return {
         "inputs": torch.randn(num_rows, num_columns, generator=generator).to(dtype),
-        "matrix": drawn_matrix(kind, num_outputs, num_columns, group, has_offsets, scale_dtype),
+        "matrix": drawn_matrix(kind, num_outputs, num_columns, group, has_offsets),
         "bias": 8 * torch.randn(num_outputs, generator=generator).to(dtype) if adds else None,
         "onto": 8 * torch.randn(num_rows, num_outputs, generator=generator).to(dtype) if adds else None,
     }
@@ -71,9 +67,11 @@ def values(matrix: PackedMatrix) -> Tensor:
         else:
             numbers = matrix.codes[step, :, place].T.double()
     group = column // matrix.group
-    found = numbers * matrix.scales.double()[group].T
-    if matrix.offsets is not None:
-        found += matrix.offsets.double()[group].T
+    if matrix.has_offsets:
+        pairs = matrix.scales.view(torch.float16).double()[group].T
+        found = numbers * pairs[::2] + pairs[1::2]
+    else:
+        found = numbers * matrix.scales.double()[group].T
     assert found.shape == (num_rows, num_columns)
     return found
 
@@ -94,10 +92,8 @@ def rounded(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], arguments: 
     assert ((result.double() - exact).abs() <= bound).all()
 
 
-def cut_rows(
-    kind: str, group: int, has_offsets: bool, scale_dtype: torch.dtype, dtype: torch.dtype
-) -> Arguments:
-    matrix = drawn_matrix(kind, 75, 384, group, has_offsets, scale_dtype)
+def cut_rows(kind: str, group: int, has_offsets: bool, dtype: torch.dtype) -> Arguments:
+    matrix = drawn_matrix(kind, 75, 384, group, has_offsets)
     return {"matrix": matrix, "begin": 5, "end": 73, "dtype": dtype}
 
 
