@@ -21,7 +21,7 @@ PACKING_DEVICES = ("cuda",)
 FEW_ROWS = {"e4m3": 64, "int8": 128, "int4": 128}
 # Bytes of rows that are unpacked at a time.
 UNPACKED_BYTES = 64 << 20
-# Where PyTorch multiplies 8-bit rows that each have a scale, and the multiple that its sizes must have.
+# Where PyTorch multiplies 8-bit rows that each have a scale, to bfloat16, and the multiple that its sizes must have.
 SCALED_CAPABILITY, SCALED_MULTIPLE = (9, 0), 16
 ROWS_OF_E4M3 = Holding(Numbers.E4M3)
 _RANDOM_STD = 0.02
@@ -60,7 +60,8 @@ def _joined(holdings: Sequence[Holding | None], num_columns: int) -> Holding | N
 
 
 def _multiplies_rows(target: Target, size: tuple[int, int]) -> bool:
-    if target.device.type != "cuda" or any(each % SCALED_MULTIPLE for each in size):
+    is_whole = not any(each % SCALED_MULTIPLE for each in size)
+    if target.device.type != "cuda" or target.dtype != torch.bfloat16 or not is_whole:
         return False
     return torch.cuda.get_device_capability(target.device) >= SCALED_CAPABILITY
 
@@ -180,8 +181,8 @@ class PackedWeights(Matrix):
         at_once = max(1, UNPACKED_BYTES // (self.packed.num_columns * dtype.itemsize))
         for begin in range(0, num_rows, at_once):
             end = min(begin + at_once, num_rows)
-            rows = unpack_rows(self.packed, begin, end, dtype)
-            torch.mm(inputs, rows.t(), out=out[:, begin:end])
+            # no name keeps the rows while the next ones are unpacked
+            torch.mm(inputs, unpack_rows(self.packed, begin, end, dtype).t(), out=out[:, begin:end])
         return out
 
 

@@ -47,9 +47,9 @@ def packed_matmul(
     num_turns = triton.cdiv(matrix.num_steps, unroll)
     is_wide = rows > WIDE
     at_once = num_processors(inputs.device) * (WIDE_PROGRAMS if is_wide else PROGRAMS_PER_PROCESSOR)
-    # a matrix has tickets for one block of rows
-    splits = num_splits(num_tiles, num_turns, at_once) if num_blocks == 1 else 1
-    assert splits == 1 or matrix.tickets.numel() >= num_tiles, "a tile has a ticket"
+    # splits are joined by tickets, one for each block of rows of a tile
+    has_tickets = matrix.tickets.numel() >= num_tiles * num_blocks
+    splits = num_splits(num_tiles * num_blocks, num_turns, at_once) if has_tickets else 1
     partials = torch.empty((splits, num_rows, num_outputs) if splits > 1 else (0,), device=inputs.device)
     codes = matrix.codes
     step_stride, row_stride = (matrix.span, codes.stride(0)) if codes.dim() == 2 else codes.stride()[:2]

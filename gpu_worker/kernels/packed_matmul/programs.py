@@ -174,14 +174,15 @@ def multiply_split(
         tl.store(partials + own + place, total, mask=is_stored)
         # every thread has stored before one of them says so
         tl.debug_barrier()
-        ticket = tl.atomic_add(tickets + tl.program_id(0), 1, sem="acq_rel")
+        tickets += tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        ticket = tl.atomic_add(tickets, 1, sem="acq_rel")
         if ticket == tl.num_programs(1) - 1:
             total = tl.zeros([OUTPUTS, ROWS], tl.float32)
             for _ in range(0, tl.num_programs(1)):
                 # not from a cache that other processors do not write to
                 total += tl.load(partials + place, mask=is_stored, other=0, cache_modifier=".cg")
                 place += num_outputs * num_rows
-            tl.store(tickets + tl.program_id(0), 0)
+            tl.store(tickets, 0)
             _finish(total, scales, bias, onto, onto_row, out, output, row, num_rows, num_outputs, GROUP_STEPS)
     else:
         _finish(total, scales, bias, onto, onto_row, out, output, row, num_rows, num_outputs, GROUP_STEPS)

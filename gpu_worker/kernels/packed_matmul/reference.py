@@ -22,8 +22,8 @@ class PackedMatrix:
         nibbles, 8 added to each number.
     scales: float32 [ceil(K / group), N] without offsets; with them int32, pairs of float16: a scale in the low half, an
         offset in the high one. A kernel reads either in one word, which it can read ahead.
-    tickets: int32 zeros, one for each 16 rows at least; a product uses them and leaves zeros, so one product with a
-        matrix runs at a time.
+    tickets: int32 zeros, one for each 16 rows; a product uses them and leaves zeros, so one product with a matrix runs
+        at a time.
     num_columns: K.
     group: columns that share a scale.
     """

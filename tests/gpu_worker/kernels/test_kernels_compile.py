@@ -251,7 +251,8 @@ for kind in KINDS:
         packed_matmul(zeros(rows, 512, dtype=bfloat16), matrix)
     if kind in KINDS[2:4]:
         unpack_rows(matrix, 3, 60, bfloat16)
-packed_matmul(zeros(8, 512, dtype=float16), matrix, zeros(64, dtype=float16), zeros(8, 64, dtype=float16))
+matrix = drawn_matrix("nibbles", 70, 300, 32, True)
+packed_matmul(zeros(8, 300, dtype=float16), matrix, zeros(70, dtype=float16), zeros(8, 70, dtype=float16))
 quantise_rows(zeros(3, 4096, dtype=bfloat16))
 """
 # What decode steps and prompts launch, at the shapes of Llama-3.1-8B and SmolLM2-135M.

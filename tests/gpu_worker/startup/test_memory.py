@@ -106,6 +106,16 @@ def test_a_card_of_80_gib_keeps_93_hundredths_of_the_tokens_that_nothing_else_wo
     assert plan.slots // (32 * 8 * 512) > 430_000
 
 
+def test_unpacked_rows_of_weights_are_planned_for() -> None:
+    """In prompts, in captured passes of short ones, and in steps, which run twice while one is captured."""
+    plans = [MemoryPlan.of(llama(product_bytes=size), 64 * GIB) for size in (0, GIB // 8)]
+    grown = [new - old for old, new in zip(*((plan.prefill, plan.decode) for plan in plans), strict=True)]
+    assert grown[1] == GIB // 4
+    # a prompt's storing and training may need more than its products
+    assert GIB // 8 <= grown[0] <= GIB // 4
+    assert plans[0].slots - plans[1].slots == sum(grown)
+
+
 def test_where_nothing_fits_there_is_one_seat_and_its_plan_says_what_is_missing() -> None:
     assert fitting_seats(llama(), GIB, 64) == 1
     assert longest_fitting(llama(), GIB) == 0

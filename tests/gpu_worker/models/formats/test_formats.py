@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpu_worker.errors import ModelError
 from gpu_worker.layers import packed
-from gpu_worker.models import LoadedModel, check_model, load_model
+from gpu_worker.models import LoadedModel, check_model, load_model, weights_digest
 
 TOKENS = random_token_ids(60)
 FORMATS = FP8 | INT4 | CODEBOOKS
@@ -216,6 +216,8 @@ def test_plain_weights_are_quantised_while_they_are_read(
     for options in ({}, {"load_format": "dummy"}):
         model = load(plain, torch.bfloat16, **{"quantization": quantization, **options})
         assert model.decoder.packed_kinds == ("PackedWeights",)
+        assert model.decoder.product_bytes == packed.UNPACKED_BYTES
+        assert weights_digest(model.decoder) != weights_digest(load(plain, torch.bfloat16).decoder)
         logits = dense_forward(model.decoder, TOKENS)
         assert logits.isfinite().all()
         assert logits.std() > 0

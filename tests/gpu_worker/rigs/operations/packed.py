@@ -152,6 +152,9 @@ OPERATIONS = (
             *(case(factors, *kind, (9, 130, 400), settings=split(3)) for kind in (KINDS[0], KINDS[3])),
             case(factors, *KINDS[2], (1, 1, 1)),
             case(factors, *KINDS[1], (67, 33, 300)),
+            case(factors, *KINDS[2], (67, 64, 512), settings=split(2)),
+            # the last split has fewer columns
+            case(factors, *KINDS[2], (3, 128, 384), settings=split(1)),
             case(factors, *KINDS[4], (130, 96, 320), adds=True),
         ),
     ),
