@@ -12,7 +12,9 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
+import torch
 from commands import Command
+from safetensors.torch import load_file, save_file
 
 from carrel.commands import serve
 from carrel.errors import ModelNotFoundError
@@ -64,11 +66,19 @@ def truncated(model: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
 
+def in_five_bits(model: Path) -> None:
+    """Of the weights only the headers are read."""
+    (path,) = model.glob("*.safetensors")
+    tensors = load_file(path)
+    save_file({name: each.to(torch.float8_e5m2) for name, each in tensors.items()}, path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
         (changed(model_type="mixtral"), "model_type 'mixtral' is not supported; supported: arcee, cohere,"),
         (changed(architectures=["LlamaForTokenClassification"]), "expected a model that writes text"),
+        (in_five_bits, "quantised in an unknown way"),
         (changed(rope_scaling={"rope_type": "proportional"}), "'proportional'"),
         (changed(num_hidden_layers=99), "the weights lack"),
         (truncated, "download it again"),
