@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +59,8 @@ def find_formats(directory: Path, headers: Mapping[str, Header]) -> FoundFormats
     for name, header in packed.items():
         module, _, last = name.rpartition(".")
         make = _MAKERS.get((last, header.dtype))
-        if make is not None:
+        # a family reads stacks of matrices by itself
+        if make is not None and len(header.shape) == 2:
             named[module] = make(module, headers, settings)
     if not named:
         name, header = next(iter(packed.items()))
@@ -95,8 +97,8 @@ def _words(module: str, headers: Mapping[str, Header], settings: Settings) -> We
     num_groups, num_rows = scales.shape
     is_awq = words.shape[1] != num_rows
     known, field = (("gemm",), "version") if is_awq else (("gptq", "gptq_v2"), "checkpoint_format")
-    version = settings.fields.text(field, known[0])
-    if version.lower() not in known:
+    version = settings.fields.text(field, known[0]).lower()
+    if version not in known:
         raise settings.fields.fail(field, f"one of {', '.join(known)}")
     group = settings.group(words.shape[0] * (1 if is_awq else 8), num_groups)
     if is_awq:
@@ -127,9 +129,9 @@ def _codebook(module: str, headers: Mapping[str, Header], settings: Settings) ->
             f"supported: {SUPPORTED}"
         )
     of_scales = headers.get(f"{weight}.nested_absmax")
-    nested = None if of_scales is None or places is None else (of_scales.shape[0], places.shape[0])
-    state_size = headers[states[0]].shape[0]
-    return Codebook(states[0].rpartition(".")[2], state_size, absmax.shape[0], nested)
+    nested = None if of_scales is None or places is None else (prod(of_scales.shape), prod(places.shape))
+    state_size = prod(headers[states[0]].shape)
+    return Codebook(states[0].rpartition(".")[2], state_size, prod(absmax.shape), nested)
 
 
 def _scales(name: str, headers: Mapping[str, Header], settings: Settings) -> Header:

@@ -67,7 +67,7 @@ def truncated(model: Path) -> None:
 
 
 def in_five_bits(model: Path) -> None:
-    """Of the weights only the headers are read."""
+    """Store all weights in a type that no format has."""
     (path,) = model.glob("*.safetensors")
     tensors = load_file(path)
     save_file({name: each.to(torch.float8_e5m2) for name, each in tensors.items()}, path)

@@ -108,6 +108,7 @@ UP = "model.layers.1.mlp.up_proj"
             r"up_proj: an 8-bit weight is not a number",
         ),
         ({f"{UP}.weight": torch.ones(384, 256).to(torch.float8_e5m2)}, r"up_proj.*weight_scale"),
+        ({f"{UP}.weight": torch.tensor(1.0).to(torch.float8_e4m3fn)}, r"up_proj\.weight_scale"),
         ({f"{UP}.odd": torch.ones(3)}, r"the weights have model\.layers\.1\.mlp\.up_proj\.odd"),
     ],
 )
@@ -165,6 +166,7 @@ def test_settings_that_do_not_fit_are_named(
         ("awq-128", "qzeros", None, "the weights lack .*up_proj.qzeros"),
         ("w4a16-128", "weight_scale", torch.ones(3), "the weights lack .*up_proj.weight_scale, a scale for each"),
         ("nf4", "weight.quant_state.bitsandbytes__nf4", torch.zeros(9).byte(), "up_proj: its bitsandbytes__nf4 can"),
+        ("nf4", "weight.absmax", torch.tensor(1.0), r"up_proj.weight.absmax has shape \[\]"),
         ("nf4", "weight.absmax", None, "weight is of type U8, and the weights lack its quant_state or absmax"),
         ("nf4", "weight.absmax", torch.ones(7), r"up_proj: it has shape \[384, 256\] in blocks of 64; expected"),
     ],
