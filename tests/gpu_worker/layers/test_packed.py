@@ -169,3 +169,34 @@ def test_numbers_of_several_kinds_are_held_together(others: list[Holding]) -> No
 )
 def test_what_cannot_be_held_together_is_held_plain(other: Holding | None) -> None:
     assert isinstance(packed.hold([INT4, other], (N, K), TARGET), PlainMatrix)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 40, 100, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_multiplies_packed_weights_in_a_captured_graph(
+    kind: tuple[Numbers, int, bool, bool], num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(packed, "PACKING_DEVICES", ("cuda",))
+    device, (numbers, group, has_offsets, has_order) = torch.device("cuda"), kind
+    stored, target = drawn(*kind), Target(device, torch.bfloat16)
+    matrix = packed.hold([Holding(numbers, group, has_offsets, has_order)], (N, K), target)
+    assert isinstance(matrix, PackedWeights)
+    matrix.load(stored, Piece(slice(0, N), slice(0, K), 0))
+    inputs = torch.randn(num_rows, K, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exact, given = inputs.float() @ stored.values().T, torch.zeros_like(inputs, device=device)
+    matrix.matmul(given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        product = matrix.matmul(given)
+        onto = matrix.matmul_onto(torch.ones_like(product), given)
+    given.copy_(inputs)
+    for _ in range(2):
+        graph.replay()
+        # many inputs of 8-bit rows are rounded to 3 bits
+        for found in (product, onto - 1):
+            assert (found.float().cpu() - exact).square().mean().sqrt() < 0.05 * exact.std()
+    assert not matrix.packed.tickets.any()
