@@ -89,6 +89,10 @@ class Block(Module, ABC):
     def load(self, name: str, tensor: Tensor) -> None:
         """Copy this rank's shard of a tensor that `parts` names."""
 
+    def floats(self) -> tuple[Tensor, ...]:
+        """Return the tensors of loaded weights that can have NaN or infinite numbers."""
+        return tuple(self.parameters())
+
     @abstractmethod
     def fill(self, generator: torch.Generator) -> None:
         """Make random weights."""

@@ -109,6 +109,10 @@ class Linear(Block):
             for piece in pieces:
                 self.matrix.load(stored, piece)
 
+    def floats(self) -> tuple[Tensor, ...]:
+        biases = () if self.bias is None else (self.bias,)
+        return (*self.matrix.floats(), *biases)
+
     def fill(self, generator: torch.Generator) -> None:
         self.matrix.fill(generator)
         if self.bias is not None:

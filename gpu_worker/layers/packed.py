@@ -106,6 +106,10 @@ class PackedWeights(Matrix):
         tickets = torch.zeros(-(-num_rows // 16), dtype=torch.int32, device=device)
         self.packed = PackedMatrix(codes, scales, tickets, num_columns, group)
 
+    def floats(self) -> tuple[Tensor, ...]:
+        scales = self.packed.scales
+        return (scales.view(torch.float16) if self.packed.has_offsets else scales,)
+
     def load(self, stored: StoredMatrix, piece: Piece) -> None:
         part, rows = stored.rows(piece.rows).columns(piece.columns), piece.target
         assert part.scales is not None

@@ -121,6 +121,10 @@ class Matrix(torch.nn.Module, ABC):
     def load(self, stored: StoredMatrix, piece: Piece) -> None:
         """Take over a piece of a checkpoint's matrix."""
 
+    def floats(self) -> tuple[Tensor, ...]:
+        """Return the numbers that can be NaN or infinite: plain ones, or the scales of packed ones."""
+        return tuple(self.parameters())
+
     @abstractmethod
     def fill(self, generator: torch.Generator) -> None:
         """Make random weights."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -215,19 +216,34 @@ def _fill(decoder: Decoder, checkpoint: Checkpoint | GGUFCheckpoint, progress: P
 
 
 def _check_finite(decoder: Decoder, checkpoint: Checkpoint | GGUFCheckpoint) -> None:
-    """Raise ModelError for weights that are not finite: one pass over them where they are, and one wait."""
+    """Raise ModelError for weights, or scales of packed ones, that are not finite in the decoder's type: one pass over
+    them where they are, and one wait."""
     found = checkpoint_parts(decoder)
-    weights = [each for each in decoder.parameters() if each.dtype in _DTYPES.values()]
-    # NaN is both ends of its tensor; a mask would take memory, and a sum may overflow
-    ends = torch.stack([end.float() for each in weights for end in torch.aminmax(each)])
-    if bool(ends.isfinite().all()):
+    blocks = {block: name for name, (block, _) in found.items()}
+    if _are_finite((each for block in blocks for each in block.floats()), decoder.dtype):
         return
-    for name, tensor in checkpoint.tensors(frozenset(found)):
-        if not bool(tensor.to(decoder.dtype).isfinite().all()):
-            raise ModelError(
-                f"{name} has values that are not finite in {str(decoder.dtype).removeprefix('torch.')}: every answer "
-                "would be NaN. Download the weights again, or give --dtype bfloat16 where float16 is too small"
-            )
+    stored = (
+        name
+        for name, tensor in checkpoint.tensors(frozenset(found))
+        if tensor.is_floating_point() and not _are_finite([tensor.to(decoder.dtype)], decoder.dtype)
+    )
+    # scales within bytes, and products of numbers and scales that are finite
+    unpacked = (
+        f"{name}, or another matrix of the same product,"
+        for block, name in blocks.items()
+        if not _are_finite(block.floats(), decoder.dtype)
+    )
+    raise ModelError(
+        f"{next(chain(stored, unpacked))} has values that are not finite in "
+        f"{str(decoder.dtype).removeprefix('torch.')}: every answer would be NaN. Download the weights again, or give "
+        "--dtype bfloat16 where float16 is too small"
+    )
+
+
+def _are_finite(tensors: Iterable[torch.Tensor], dtype: torch.dtype) -> bool:
+    # NaN is both ends of its tensor; a mask would take memory, and a sum may overflow
+    ends = [end.to(dtype) for each in tensors for end in torch.aminmax(each)]
+    return bool(torch.stack(ends).isfinite().all())
 
 
 def _fill_random(decoder: Decoder, progress: Progress | None) -> None:

@@ -20,7 +20,15 @@ from gpu_worker.models.formats.int4 import Awq, Gptq, PackQuantized
 from gpu_worker.models.formats.settings import Settings, read_settings
 
 # Of other ways to compute: inputs or the KV cache in 8 bits, with scales measured beforehand.
-_NEEDLESS = (".input_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
+_NEEDLESS = (
+    ".input_scale",
+    ".input_scale_ub",
+    ".activation_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".output_scale",
+)
 # Of 4-bit formats: shapes that follow from others, and orders of columns that settings deny.
 _NEEDLESS_WORDS = (".weight_shape", ".g_idx", ".weight_g_idx")
 SUPPORTED = (

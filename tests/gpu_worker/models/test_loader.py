@@ -289,14 +289,13 @@ def test_quantised_tensor_is_refused(directory: Path) -> None:
     assert "I8" in message
 
 
-def test_quantised_tensors_are_refused_in_the_words_of_the_config(directory: Path) -> None:
-    edit_json(directory / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
-    rewrite(directory, **{DOWN.removesuffix("weight").replace(".", "__") + "qweight": torch.zeros(4, 80)})
+def test_quantised_tensors_of_another_format_are_refused_by_its_name(directory: Path) -> None:
+    edit_json(directory / "config.json", quantization_config={"quant_method": "aqlm"})
+    codes = torch.zeros(4, 80, dtype=torch.int16)
+    rewrite(directory, **{DOWN.removesuffix("weight").replace(".", "__") + "codes": codes})
     message = refusal(directory)
-    assert (
-        "'quantization_config' is {'quant_method': 'awq', 'bits': 4}: these weights are quantised" in message
-    )
-    assert "qweight" in message
+    assert "the weights are quantised by 'aqlm'" in message
+    assert "down_proj.codes is of type I16" in message
 
 
 def test_plain_weights_are_served_whatever_quantisation_is_left_in_the_config(

@@ -88,7 +88,8 @@ def in_groups(strategy: str, **weights: object) -> dict[str, object]:
 FP8: dict[str, Packing] = {
     "fp8-tensor": Packing(fp8_rows(()), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     "fp8-static": Packing(
-        fp8_rows((1,), "input_scale", "k_scale"), {"quant_method": "fp8", "activation_scheme": "static"}
+        fp8_rows((1,), "input_scale", "activation_scale", "k_scale"),
+        {"quant_method": "fp8", "activation_scheme": "static"},
     ),
     "fp8-block": Packing(
         fp8_blocks("weight_scale_inv", 128, 128), {"quant_method": "fp8", "weight_block_size": [128, 128]}

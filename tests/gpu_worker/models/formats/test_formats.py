@@ -10,7 +10,7 @@ import torch
 from dense_forward import dense_forward
 from packers import CODEBOOKS, FP8, INT4, Packing, fp8_rows, write_packed
 from safetensors.torch import load_file, save_file
-from tiny_models import random_token_ids
+from tiny_models import CONFIGS, random_token_ids
 from torch import Tensor
 
 from gpu_worker.errors import ModelError
@@ -19,6 +19,8 @@ from gpu_worker.models import LoadedModel, check_model, load_model, weights_dige
 
 TOKENS = random_token_ids(60)
 FORMATS = FP8 | INT4 | CODEBOOKS
+# A configuration of each.
+FAMILIES = list({CONFIGS[name]().model_type: name for name in reversed(CONFIGS)}.values())
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: object) -> LoadedModel:
@@ -56,12 +58,19 @@ def test_heads_of_their_own_and_fused_matrices_are_read(base: str, tmp_path: Pat
     assert_twins(*write_packed(FORMATS["compressed-channel"], tmp_path, base, also=also))
 
 
-@pytest.mark.parametrize("name", FP8 | INT4)
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        *((name, "llama-linear-biases") for name in FP8 | INT4),
+        *((name, base) for name in ("compressed-channel", "gptq-order") for base in FAMILIES),
+    ],
+)
 def test_a_packed_matrix_is_as_good_as_its_plain_twin(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a GPU holds it, in bfloat16: no farther from float32 than the twin is."""
-    path, twin = write_packed(FORMATS[name], tmp_path)
+    path, twin = write_packed(FORMATS[name], tmp_path, base)
+    assert_twins(path, twin)
     exact = log_probs(twin)
     usual = (log_probs(twin, dtype=torch.bfloat16) - exact).square().mean().sqrt()
     monkeypatch.setattr(packed, "PACKING_DEVICES", ("cpu",))
@@ -109,6 +118,10 @@ UP = "model.layers.1.mlp.up_proj"
         ),
         ({f"{UP}.weight": torch.ones(384, 256).to(torch.float8_e5m2)}, r"up_proj.*weight_scale"),
         ({f"{UP}.weight": torch.tensor(1.0).to(torch.float8_e4m3fn)}, r"up_proj\.weight_scale"),
+        (
+            {f"{UP}.weight_scale": torch.full((384, 1), torch.inf)},
+            r"up_proj\.weight_scale has .* not finite in",
+        ),
         ({f"{UP}.odd": torch.ones(3)}, r"the weights have model\.layers\.1\.mlp\.up_proj\.odd"),
     ],
 )
@@ -118,6 +131,23 @@ def test_what_is_damaged_is_named(change: dict[str, Tensor | None], message: str
         edit_weights(path, name, tensor)
     with pytest.raises(ModelError, match=message):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "scales", "value", "message"),
+    [
+        # numbers and scales can be held, and their products cannot
+        ("compressed-channel", "weight_scale", torch.full((384, 1), 6e4), r"mlp\..*, or another matrix of the same"),
+        ("awq-128", "scales", torch.full((2, 384), torch.inf), r"mlp\.up_proj\.scales has"),
+    ],
+)  # fmt: skip
+def test_values_that_are_not_finite_in_a_type_are_named(
+    name: str, scales: str, value: Tensor, message: str, tmp_path: Path
+) -> None:
+    path, _ = write_packed(FORMATS[name], tmp_path)
+    edit_weights(path, f"{UP}.{scales}", value)
+    with pytest.raises(ModelError, match=rf"layers\.1\.{message}.* not finite in float16"):
+        load(path, torch.float16)
 
 
 def test_blocks_of_a_damaged_size_are_named(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import torch
 from dense_forward import dense_forward
 from gguf import GGMLQuantizationType as Kind
 from gguf_model import write_gguf
-from tiny_models import CONFIGS, make_model, random_token_ids
+from tiny_models import CONFIGS, make_model, random_token_ids, rival_logits
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from gpu_worker.errors import ModelError
 from gpu_worker.layers import Piece, Target, packed
 from gpu_worker.layers.packed import PackedWeights
 from gpu_worker.models import load_model
@@ -23,6 +25,15 @@ CPU, TOKENS = torch.device("cpu"), random_token_ids(40)
 SHAPE = 48, 512
 # Types whose blocks the package can make.
 MADE = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
+# Models of the architectures whose files differ in names, and in the order of rows.
+ARCHITECTURES = [
+    "mistral", "ministral3", "qwen2-tied", "qwen3-biases", "ernie4_5-biases", "granite-tied-biases",
+    "smollm3-untied", "arcee-biases", "olmo2", "exaone4", "hunyuan_v1_dense", "seed_oss-biases", "phi3", "glm4",
+]  # fmt: skip
+# A file does not say which layers have no RoPE: every fourth.
+CHANGES: dict[str, dict[str, object]] = {
+    "smollm3-untied": {"num_hidden_layers": 4, "no_rope_layers": None, "layer_types": None}
+}
 
 
 def any_blocks(kind: Kind) -> Tensor:
@@ -61,31 +72,53 @@ def test_packed_matrices_have_their_values(type_id: int, monkeypatch: pytest.Mon
     )
 
 
-def write(path: Path, kind: Kind) -> Path:
-    config = CONFIGS["llama2-group1"]()
+def write(path: Path, base: str, kind: Kind) -> PreTrainedModel:
+    """Write a file. Return the model that it was made of, with the file's values."""
+    config = CONFIGS[base]()
     sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "head_dim": 32}
-    return write_gguf(
-        make_model(type(config)(**config.to_dict() | sizes | {"num_key_value_heads": 2})), path, kind
-    )
+    sizes["num_key_value_heads"] = 2
+    changes = sizes | CHANGES.get(base, {})
+    model = make_model(type(config)(**config.to_dict() | changes))
+    write_gguf(model, path, kind)
+    return model
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize(
+    ("base", "kind"),
+    [*(("llama-group1", kind) for kind in MADE), *((base, Kind.Q8_0) for base in ARCHITECTURES)],
+)
 def test_a_file_stays_packed_and_is_as_good_as_its_values(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(write(tmp_path / "m.gguf", kind))
+    rival = write(tmp_path / "m.gguf", base, kind)
 
     def log_probs(dtype: torch.dtype) -> Tensor:
-        model = load_model(path, device="cpu", dtype=dtype)
+        model = load_model(str(tmp_path / "m.gguf"), device="cpu", dtype=dtype)
         assert bool(model.decoder.packed_kinds) == (
             dtype == torch.bfloat16 and "cpu" in packed.PACKING_DEVICES
         )
         return dense_forward(model.decoder, TOKENS).log_softmax(-1)
 
-    exact = log_probs(torch.float32)
+    exact = rival_logits(rival, TOKENS).log_softmax(-1)
+    torch.testing.assert_close(log_probs(torch.float32), exact, atol=1e-4, rtol=0)
     usual = (log_probs(torch.bfloat16) - exact).square().mean().sqrt()
     monkeypatch.setattr(packed, "PACKING_DEVICES", ("cpu",))
     assert (log_probs(torch.bfloat16) - exact).square().mean().sqrt() < 1.5 * usual
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cuda",)], ids=["packed", "plain"])
+@pytest.mark.parametrize(("kind", "factor"), [(Kind.Q8_0, 0), (Kind.Q4_1, 0), (Kind.Q4_1, 2)])
+def test_a_scale_that_is_not_finite_is_named(
+    kind: Kind, factor: int, devices: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "PACKING_DEVICES", devices)
+    write(path := tmp_path / "m.gguf", "llama-group1", kind)
+    tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == "blk.1.attn_output.weight")
+    begin, content = tensor.data_offset + factor, bytearray(path.read_bytes())
+    content[begin : begin + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.o_proj\.weight, .* not finite in bfloat16"):
+        load_model(str(path), device="cpu", dtype=torch.bfloat16)
 
 
 def test_projections_of_several_types_are_held_in_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
