@@ -19,7 +19,7 @@ from gpu_worker.policies.registry import METHODS, registry
 from kv_store.config import StoreConfig
 from kv_store.config import parse_config as parse_store
 
-MOST_OPTIONS = 61
+MOST_OPTIONS = 64
 ALL = sorted({**REMOVED, **MOVED}.items())
 PROCESSES = {GatewayConfig: parse_config, WorkerConfig: parse_arguments, StoreConfig: parse_store}
 EACH = pytest.mark.parametrize(("name", "way"), ALL, ids=[name for name, _ in ALL])
