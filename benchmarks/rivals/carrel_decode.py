@@ -65,7 +65,7 @@ class CarrelDecode:
         self._shape, self._device = shape, device
         self._models: dict[str | None, LoadedModel] = {}
 
-    def _model(self, quantization: str | None) -> LoadedModel:
+    def model(self, quantization: str | None) -> LoadedModel:
         """The model with weights in this form; one at a time."""
         if quantization not in self._models:
             self._models.clear()
@@ -88,7 +88,7 @@ class CarrelDecode:
         # The first in decodes while the others' prompts are filled in.
         capacity = case.context + num_warm + num_steps + WARM_UP_STEPS + 3 * case.batch + 16
         house = House(
-            self._model(case.quantization),
+            self.model(case.quantization),
             policy,
             budget_of(case),
             case.batch,

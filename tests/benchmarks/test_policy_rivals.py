@@ -170,7 +170,7 @@ def test_a_sequence_that_fails_does_not_hang(decoding: Any, monkeypatch: pytest.
 
 
 def house(policy: Any, budget: Budget, decoding: CarrelDecode) -> House:
-    return House(decoding.model, policy, budget, 2, 1000, 1064, 8192)
+    return House(decoding.model(None), policy, budget, 2, 1000, 1064, 8192)
 
 
 def test_a_retain_policy_takes_the_slots_that_it_keeps(decoding: CarrelDecode) -> None:
