@@ -117,16 +117,24 @@ def rival_steps() -> str:
     """README's table: decode steps on the GPU that most have, beside the fastest rival measured on it."""
     measured = results("vllm_decode_fp8_h100", "workloads")
     vllm = {(row["context"], row["batch"]): row["decode_ms"] for row in measured}
+    packed = {
+        (row["case"]["context"], row["case"]["batch"]): row
+        for row in results("decode_packed_h100")
+        if row["case"]["quantization"] == "fp8"
+    }
     rows = (
         (
             f"{tokens(context)} x {batch}",
             f"{rival:.2f}",
-            *(f"{(ms := of[case]['figures']['step_ms']['median']):.2f} ({rival / ms:.2f} x)" for case in of),
+            *(
+                f"{(ms := row['figures']['step_ms']['median']):.2f} ({rival / ms:.2f} x)"
+                for row in (*of.values(), packed[context, batch])
+            ),
         )
         for (context, batch), of in cases("decode_h100").items()
         for rival in (vllm[context, batch],)
     )
-    carrel = ("Carrel bf16, `full`", "`pqcache`", "`bitkeys`, the default")
+    carrel = ("Carrel bf16, `full`", "`pqcache`", "`bitkeys`, the default", "`bitkeys`, fp8 weights")
     return table(("context x requests", "vLLM 0.24, fp8", *carrel), rows)
 
 
