@@ -43,6 +43,8 @@ class SlotSharing:
 
         False if the holders' least slots leave fewer; then none gives up anything.
         """
+        if self.num_free_blocks >= num_free_blocks:
+            return True
         if self.num_free_blocks + self.num_spare_blocks() < num_free_blocks:
             return False
         while self.num_free_blocks < num_free_blocks:

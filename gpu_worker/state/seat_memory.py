@@ -23,6 +23,9 @@ from gpu_worker.state.slot_pool import SlotPool
 # Between two tensors of a seat, so that kernels find every one aligned.
 ALIGNMENT = 512
 NO_PAGES = np.empty(0, np.int64)
+NONE_USED = np.empty(0, np.bool_)
+# Numbers of tokens whose pages are known.
+MAX_KNOWN = 256
 # Behind a place that was never backed.
 NOTHING = -2
 
@@ -104,6 +107,8 @@ class SeatMemory:
         # What is behind the places of seats that were ever taken, and when they were freed.
         self._behind: dict[int, PageIds] = {}
         self._freed: dict[int, Mark] = {}
+        # By numbers of tokens.
+        self._used: dict[int, npt.NDArray[np.bool_]] = {}
         self._addresses: Addresses | None = None
         self._pages_each = self._seat_bytes = 0
         if pool.pages is not None and layout.num_bytes:
@@ -183,10 +188,14 @@ class SeatMemory:
         behind[:] = pages
 
     def _uses(self, num_tokens: int) -> npt.NDArray[np.bool_]:
-        pages = self._pool.pages
-        return (
-            np.empty(0, np.bool_) if pages is None else used_pages(self._layout, num_tokens, pages.page_bytes)
-        )
+        """Which of a seat's pages so many tokens use; only read. Asked of waiting sequences at every step."""
+        if (pages := self._pool.pages) is None:
+            return NONE_USED
+        if num_tokens not in self._used:
+            if len(self._used) >= MAX_KNOWN:
+                self._used.clear()
+            self._used[num_tokens] = used_pages(self._layout, num_tokens, pages.page_bytes)
+        return self._used[num_tokens]
 
     def free(self, seat: int) -> None:
         """Free a seat's memory; nothing where it has none. The device may still come to what was queued on it."""
