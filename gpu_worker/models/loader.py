@@ -70,8 +70,8 @@ def load_model(
     stay as they are stored.
     `dtype` None means the one config.json names, or float32; of a GGUF file that of its matrices, or bfloat16 where
     they are quantised. `load_format` "dummy" needs no more than config.json and makes seeded random weights on the
-    device. `max_model_len` bounds the contexts that will be served; None: all that the model can.
-    `overrides`: fields of config.json with other values. Everything that can be checked without reading weights is
+    device, none on the meta device. `max_model_len` bounds the contexts that will be served; None: all that the model
+    can. `overrides`: fields of config.json with other values. Everything that can be checked without reading weights is
     checked before any memory is taken. Raises ModelError.
     """
     if load_format not in ("safetensors", "dummy"):
@@ -88,11 +88,11 @@ def load_model(
         formats = _checked_formats(checkpoint, config, quantization)
         config = _settle_head(checkpoint, config, formats)
     decoder = _allocate(config, torch.device(device), dtype or checkpoint_dtype(config), formats)
-    if checkpoint is None:
-        _fill_random(decoder, progress)
-    else:
+    if checkpoint is not None:
         _fill(decoder, checkpoint, progress)
         _check_finite(decoder, checkpoint)
+    elif decoder.device.type != "meta":
+        _fill_random(decoder, progress)
     return LoadedModel(config, decoder, decoder.num_parameters, str(source))
 
 

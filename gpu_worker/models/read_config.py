@@ -22,8 +22,11 @@ def read_config(source: Path, overrides: Mapping[str, object] | None = None) -> 
     """Read config.json and, where it exists, generation_config.json; end-of-sequence ids are those of both. Of a GGUF
     file its metadata.
 
+    source: a directory, a JSON file in place of its config.json, or a GGUF file.
     overrides: fields of config.json with other values. Raises ModelError.
     """
+    if source.suffix == ".json" and source.is_file():
+        return _read_family(overridden(ConfigFields.read(source), overrides or {}))
     if source.is_file():
         return _gguf_config(gguf_head(source), overrides or {})
     fields = overridden(ConfigFields.read(source / "config.json"), overrides or {})

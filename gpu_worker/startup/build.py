@@ -136,6 +136,18 @@ def check_options(config: WorkerConfig) -> None:
         count_blocks(config.slot_memory_bytes, model, row_format(model.head_dim, compute_dtype))
 
 
+def outline(config: WorkerConfig) -> tuple[LoadedModel, Workload]:
+    """Return the model without weights, on PyTorch's meta device, and the workload of a GPU with these options.
+
+    Only config.json or the head of a GGUF file is read. Raises ConfigError, ModelError.
+    """
+    calibration, policies = _chosen_policies(config)
+    model = _load(replace(config, load_format="dummy"), torch.device("meta"), lambda *_: None)
+    _check_fit(policies, calibration, model.config)
+    layers = LayerMap.with_full(model.config.num_layers, config.full_layers)
+    return model, _workload(config, model, layers, policies)
+
+
 def _chosen_policies(config: WorkerConfig) -> tuple[Calibration | None, dict[str, Policy]]:
     """The calibration, if there is one, and all policies. Raises ConfigError."""
     calibration = read_calibration(config.calibration) if config.calibration else None

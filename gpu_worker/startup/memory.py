@@ -109,11 +109,13 @@ def fitting_seats(workload: Workload, available: int, most: int) -> int:
 
 def fits(workload: Workload, available: int) -> bool:
     """Return whether a plan has room for one request of the greatest length."""
-    try:
-        MemoryPlan.of(workload, available)
-    except ConfigError:
-        return False
-    return True
+    return least_bytes(workload) <= available
+
+
+def least_bytes(workload: Workload) -> int:
+    """Bytes beside the weights that a plan needs for one request of the greatest length."""
+    steps = seat_bytes(workload) + decode_bytes(workload)
+    return steps + prefill_bytes(workload) + short_pass_bytes(workload) + least_slot_bytes(workload)
 
 
 def available_bytes(device: torch.device, limit: int | None) -> int:

@@ -354,6 +354,9 @@ def test_dummy_needs_only_the_config_and_is_repeatable(directory: Path) -> None:
     assert torch.equal(logits, dense_forward(second.decoder, token_ids))
     assert logits.isfinite().all()
     assert logits.std() > 0
+    shapes = load_model(str(directory), device="meta", dtype=None, load_format="dummy")
+    assert shapes.num_parameters == real.num_parameters
+    assert all(each.is_meta for each in shapes.decoder.parameters())
 
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
