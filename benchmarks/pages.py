@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks.commands import module_of
 from benchmarks.figures import revive
 from benchmarks.load.gateway_cost import GatewayCost, GatewayRow
+from carrel.commands import plan
 from carrel.commands.bench import BENCHMARKS
 from carrel.commands.deploy import DeployOptions
 from carrel.evaluation.fidelity import report as fidelity
@@ -32,10 +33,12 @@ from gateway.config import GatewayConfig
 from gpu_worker.config import WorkerConfig
 from gpu_worker.policies.registry import registry
 from gpu_worker.policies.table import methods
+from gpu_worker.startup.sizing import size_cards
 from kv_store.config import StoreConfig
 
 BEGIN, END = re.compile(r"<!-- table (\S+) -->"), "<!-- end -->"
-RESULTS = CHECKOUT / "benchmarks" / "results"
+RESULTS, CONFIGS = CHECKOUT / "benchmarks" / "results", CHECKOUT / "benchmarks" / "configs"
+PLANNED, PLANNED_TOKENS = ("llama-3.1-8b", "qwen3-14b", "llama-3.1-70b"), (8192, 32768, 131072)
 Row = dict[str, Any]
 # (context, batch) of the rows of decode results, by (rival, policy)
 Cases = dict[tuple[int, int], dict[tuple[str, str], Row]]
@@ -92,6 +95,22 @@ def option_table(
             rows.append((", ".join(f"`{one}`" for one in names), each.help, default, name))
     shown = table(("option", "meaning", "default", "variable"), rows, texts=range(4))
     return shown.replace("** |  |  |  |", "** | | | |")
+
+
+def sizings() -> str:
+    """The GPUs on which models of three sizes start, as `carrel plan` shows it."""
+    rows: list[Sequence[str]] = []
+    for file in PLANNED:
+        config = WorkerConfig(model=str(CONFIGS / f"{file}.json"), listen="unix:-", store="unix:-")
+        sizing = size_cards(config, plan.CARDS, None)
+        for card in sizing.cards:
+            held = {each.num_tokens: plan.counts(each) for each in card.held}
+            counted = (held.get(length, "-") for length in PLANNED_TOKENS)
+            served = (f"{card.kv_tokens:,}", plan.longest(card), *counted)
+            if card.held:
+                rows.append((file, plan.size(card), f"{sizing.weight_bytes / 2**30:.1f}", *served))
+    headings = ("model", "GPU, GiB", "weights, GiB", "KV tokens", "longest context")
+    return table((*headings, *map(tokens, PLANNED_TOKENS)), rows)
 
 
 def decode_steps() -> str:
@@ -214,6 +233,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "worker-options": lambda: option_table(WorkerConfig, but=ServeOptions, also=("model",)),
     "store-options": lambda: option_table(StoreConfig, but=ServeOptions, also=("model",)),
     "rival-steps": rival_steps,
+    "sizings": sizings,
     "decode": decode_steps,
     "kernels": kernels,
     "gateway": gateway,

@@ -24,6 +24,7 @@ COMMANDS = {
     "calibrate": Command(
         "carrel.commands.calibrate", "Measure on texts what some policies must know of a model."
     ),
+    "plan": Command("carrel.commands.plan", "Plan memory: which contexts and how many requests a GPU holds."),
     "methods": Command(
         "carrel.commands.methods", "List the policies: family, paper, what each keeps, parameters."
     ),
