@@ -119,7 +119,7 @@ def _held_column(place: int, length: int) -> Column[Card]:
 def _heading(sizing: Sizing) -> str:
     return (
         f"{sizing.num_parameters / 1e6:,.0f} million parameters: {gib(sizing.weight_bytes)} GiB in {sizing.dtype}; "
-        f"keys and values of a token: {sizing.token_bytes / 1024:.4g} KiB"
+        f"KV cache: {sizing.token_bytes / 1024:.4g} KiB a token"
     )
 
 
@@ -127,11 +127,13 @@ def _notes(sizing: Sizing) -> Iterator[str]:
     if any(0 < card.longest < sizing.max_model_len for card in sizing.cards):
         yield "A longest context below the model's must be given as --max-model-len."
     if any(held.selecting is not None for card in sizing.cards for held in card.held):
-        yield "Before the slash: with every token on the GPU, under the policy full."
+        yield "Requests at once, by length. Before the slash: all tokens on the GPU (full)."
         yield f"After it: under {sizing.policy} with {sizing.budget}."
+    else:
+        yield "Requests at once, by length, with all tokens on the GPU."
     if sizing.recalls:
         limit = "no limit" if sizing.host_bytes is None else f"{gib(sizing.host_bytes)} GiB"
-        yield f"Caches of {sizing.policy} are in host memory ({limit}), with as few slots as they may."
+        yield f"Caches of {sizing.policy} are in host memory ({limit}), with the fewest slots."
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, str]:
