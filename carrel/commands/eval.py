@@ -28,6 +28,7 @@ from carrel.evaluation.tasks import expand
 from carrel.evaluation.worker_client import WorkerClient
 from carrel.methods import ablations_of, read_methods
 from carrel.process.options import OptionError
+from carrel.process.policy_names import choices
 from carrel.serve.model import find_model
 from carrel.serve.signals import sigterm_as_interrupt
 from gpu_worker.v1 import gpu_worker_pb2
@@ -134,7 +135,7 @@ def _check(info: gpu_worker_pb2.GetInfoResponse, cells: list[Cell]) -> None:
     unknown = sorted({cell.policy for cell in cells} - set(info.policies))
     if unknown:
         raise EvaluationError(
-            f"the worker has no policy {', '.join(unknown)}; it has {', '.join(info.policies)}, {ALL} and {ABLATIONS}"
+            f"the worker has no policy {', '.join(unknown)}; {choices(unknown[0], (ALL, ABLATIONS, *info.policies))}"
         )
     longest = max(cell.length for cell in cells)
     if longest > info.max_model_len:

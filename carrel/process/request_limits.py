@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from carrel.process.options import did_you_mean
+from carrel.process.policy_names import choices
 
 # of one request, all prompts together
 MAX_CHOICES = 64
@@ -107,11 +107,9 @@ def check_request(request: Any, model: ModelLimits) -> None:
     """Check all of a GenerateRequest but its prompt. Raises LimitError."""
     if request.policy and request.policy not in model.policies:
         asked = request.policy[:64]
-        raise LimitError(
-            f"This server has no policy {asked!r}: choose one of {', '.join(model.policies)}"
-            f"{did_you_mean(asked, model.policies) or '.'}",
-            "carrel.policy",
-        )
+        named = choices(asked, model.policies)
+        end = "" if named.endswith("?") else "."
+        raise LimitError(f"This server has no policy {asked!r}: {named}{end}", "carrel.policy")
     texts = (text for pair in request.policy_options.items() for text in pair)
     if len(request.policy_options) > MAX_OPTIONS or any(len(text) > MAX_OPTION_TEXT for text in texts):
         raise LimitError(

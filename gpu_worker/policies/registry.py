@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from carrel.process.options import did_you_mean
+from carrel.process.policy_names import choices
 from gpu_worker.policies.hyper_parameters import with_options
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def option_names(calibrated: bool = False) -> tuple[str, ...]:
 
 
 def check_name(name: str, calibrated: bool = False) -> None:
-    """Raises ValueError, with the names that there are, for one that no policy has. calibrated: with a calibration."""
+    """Raises ValueError, with the plain names and the nearest one, for a name that no policy has. calibrated: with a
+    calibration."""
     known = (AUTO, *names(calibrated))
     if name not in known:
-        listed = ", ".join(sorted(known))
-        raise ValueError(f"unknown policy {name!r}; choose one of {listed}{did_you_mean(name, known)}")
+        raise ValueError(f"unknown policy {name!r}; {choices(name, sorted(known))}")
 
 
 def check_allowed(allowed: Collection[str], default: str, calibrated: bool = False) -> None:
