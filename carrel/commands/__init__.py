@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "plan": Command("carrel.commands.plan", "Plan memory: which contexts and how many requests a GPU holds."),
     "methods": Command(
-        "carrel.commands.methods", "List the policies: family, paper, what each keeps, parameters."
+        "carrel.commands.methods", "List the policies, or show one with its options and its paper."
     ),
     "collect-env": Command("carrel.commands.collect_env", "Tell what a report of a problem needs."),
     "version": Command("carrel.commands.version", "Show the version and commit."),

@@ -37,10 +37,38 @@ def test_all_policies_are_told_with_what_they_are_of(carrel: Command) -> None:
 
 
 @pytest.mark.usefixtures("read_before")
-def test_the_table_has_methods_by_themselves(carrel: Command) -> None:
-    out = carrel.output("methods")
-    assert "snapkv" in out
-    assert "snapkv+" not in out
+def test_each_method_has_one_line_of_80_columns(
+    known: list[PolicySummary], carrel: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = carrel.output("methods").splitlines()
+    assert max(map(len, lines)) <= 80
+    plain = [each for each in known if "+" not in each.name]
+    for line, each in zip(lines[1:], plain, strict=False):
+        assert [each.name, each.family, *each.keeps.split()] == line.split()
+
+
+@pytest.mark.usefixtures("read_before")
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("pqcache", ["Zhang et al., PQCache", "pqcache+ip", "--policy-options pqcache:FIELD=VALUE"]),
+        ("pqcache", ["recent_ratio 0.5 0 to 1, per request", "names_metric False not an option"]),
+        ("snapkv+adakv", ["Feng et al., Ada-KV", "alpha 0.2 0 to 1"]),
+        ("full", ["All tokens, in slots"]),
+    ],
+)
+def test_one_method_is_shown_with_its_options(name: str, texts: list[str], carrel: Command) -> None:
+    out = " ".join(carrel.output("methods", name).split())
+    assert [text for text in texts if text not in out] == []
+
+
+@pytest.mark.usefixtures("read_before")
+def test_an_unknown_name_gets_the_nearest_and_the_plain_ones(carrel: Command) -> None:
+    error = carrel.refusal("methods", "snapkw")
+    assert "unknown policy 'snapkw'; choose one of full, oracle, " in error
+    assert error.rstrip().endswith("; did you mean snapkv?")
+    assert "+" not in error
 
 
 def test_ablations_are_those_that_a_method_names(known: list[PolicySummary]) -> None:

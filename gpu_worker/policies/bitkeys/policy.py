@@ -47,7 +47,7 @@ class BitIndex:
 
 @dataclass(frozen=True, slots=True)
 class BitKeys(RecallPolicy[BitIndex]):
-    """All tokens; the top k are recalled by rotated keys of two bits a coordinate (Carrel's own).
+    """All tokens; the top k by keys of two bits a coordinate (Carrel's own).
 
     num_sink, recent_ratio: as for PQCache; the more is selected, the more of the attention weight is found. Codes are
     unbiased as RaBitQ's are (Gao and Long, SIGMOD 2024), and like those of a prompt, the codes of decoded tokens are of

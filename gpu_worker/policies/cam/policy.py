@@ -24,8 +24,7 @@ Bits = TypeVar("Bits", int, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class CaM(StreamingLLM):
-    """Sinks and a sliding window; the values of tokens that leave it are merged into later ones (Zhang et al., CaM,
-    section 4).
+    """Sinks and a window, older values merged into later ones (Zhang et al., CaM, section 4).
 
     Token i leaves as in StreamingLLM, but gives its value to the next m tokens, a share 1/m to each, with probability
     min(1, a_i / mean of a over the window), where a are the latest query's attention weights.

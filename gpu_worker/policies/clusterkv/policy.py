@@ -33,7 +33,7 @@ class ClusterIndex:
 
 @dataclass(frozen=True, slots=True)
 class ClusterKV(RecallPolicy[ClusterIndex]):
-    """All tokens; whole clusters are recalled, by their centroids (Liu et al., ClusterKV, sections III and IV).
+    """All tokens; whole clusters by their centroids (Liu et al., ClusterKV, sections III and IV).
 
     num_sink: first tokens, never clustered. tokens_per_cluster: of the prompt, C_0 = n / 80. window_size: generated
     tokens kept whole until they are clustered among themselves, into `window_clusters`. metric: of clustering,

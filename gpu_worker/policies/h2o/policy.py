@@ -19,8 +19,7 @@ COMPENSATION = 128
 
 @dataclass(frozen=True, slots=True)
 class H2O(ScoredPolicy):
-    """The tokens with the most attention weight summed over all queries so far, and a window (Zhang et al., H2O,
-    section 4).
+    """The tokens with the most weight so far, and a window (Zhang et al., H2O, section 4).
 
     A KV head takes the mean over its group, which ranks as the sum does. Early tokens are seen by more queries and
     gather more, as published.
@@ -62,7 +61,7 @@ class H2O(ScoredPolicy):
 
 @dataclass(frozen=True, slots=True)
 class H2OCompensated(H2O):
-    """As H2O with sinks, and with as much more budget as PQCache's index takes (Zhang et al., PQCache, section 4.1.3).
+    """As H2O with sinks and a budget raised by PQCache's index (Zhang et al., PQCache, section 4.1.3).
 
     Choice PQ-A1.
     num_sink: as for PQCache. The plan's budget is the raised one, a 128th of the prompt behind the sinks above the

@@ -29,8 +29,7 @@ class InfiniGenIndex:
 
 @dataclass(frozen=True, slots=True)
 class InfiniGen(RecallPolicy[InfiniGenIndex]):
-    """All tokens; the top k are recalled by part of the keys' columns, for a query predicted a layer ahead (Lee et
-    al., InfiniGen, section 4).
+    """All tokens; the top k by part of the keys, a layer ahead (Lee et al., InfiniGen, section 4).
 
     ratio: r / d, the share of the skewed columns that is kept: those with the largest |QA|, summed over the prompt's
     queries of the GQA group. skew_path: a safetensors file that holds "skew" [L, H_kv, d, d], what `skew` gives for

@@ -30,7 +30,7 @@ class InfLLMIndex:
 
 @dataclass(frozen=True, slots=True)
 class InfLLM(RecallPolicy[InfLLMIndex]):
-    """All tokens; whole blocks are recalled, by representative tokens (Xiao et al., InfLLM, section 3).
+    """All tokens; whole blocks by representative tokens (Xiao et al., InfLLM, section 3).
 
     block_size: tokens of a block; block b is of the positions from b * block_size on, less the sinks. repr_topk: how
     many of its tokens represent a block: those that queries with them in their local window attended most; their mean

@@ -17,7 +17,7 @@ from gpu_worker.policies.scored import ScoredPolicy, Scores, finite
 
 @dataclass(frozen=True, slots=True)
 class NACL(ScoredPolicy):
-    """The tokens with the most weight from the prompt's last queries, and some drawn at random (Chen et al., NACL).
+    """Tokens that the last queries weigh most, and random ones (Chen et al., NACL).
 
     Split and defaults are those of its released code, with causal weights and the group's mean.
 

@@ -15,7 +15,7 @@ from gpu_worker.policies.recall import Candidates, RecallPolicy
 
 @dataclass(frozen=True, slots=True)
 class Oracle(RecallPolicy[None]):
-    """All tokens; the top k are attended, by exact attention weight (Zhang et al., PQCache, section 4.1.3).
+    """All tokens; the top k by exact attention weight (Zhang et al., PQCache, section 4.1.3).
 
     num_sink, recent_ratio: as for PQCache. Every token stays resident, because the scores read all keys.
     """

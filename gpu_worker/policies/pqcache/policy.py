@@ -51,7 +51,7 @@ class PQIndex:
 
 @dataclass(frozen=True, slots=True)
 class PQCache(RecallPolicy[PQIndex]):
-    """All tokens; the top k are recalled by product-quantised keys (Zhang et al., PQCache, sections 3.1 to 3.3).
+    """All tokens; the top k by product-quantised keys (Zhang et al., PQCache, sections 3.1 to 3.3).
 
     num_subvectors: partitions m of a key. num_bits: b, 2^b centroids a partition. num_sink: first tokens, always
     attended. recent_ratio: the window's share of all other attended tokens. max_iterations: of K-means; 0 lets the

@@ -26,8 +26,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ProtoKV(ScoredPolicy):
-    """The tokens of the groups that the last queries attend most, grouped around prototypes in one pass (ProtoKV,
-    section 4).
+    """Groups of tokens that the prompt's last queries attend (ProtoKV, section 4).
 
     window: last tokens, always kept, whose queries vote (PK-A1). chunk_length: tokens of a chunk, from which follows
     the paper's number of chunks k. num_bits: r, for u = 2^r hash buckets. num_irregular: p, tokens that turn away most

@@ -25,7 +25,7 @@ class QuestIndex:
 
 @dataclass(frozen=True, slots=True)
 class Quest(RecallPolicy[QuestIndex]):
-    """All tokens; whole pages are recalled, by the channel-wise extremes of their keys (Tang et al., Quest, section 3).
+    """All tokens; whole pages by the extremes of each channel (Tang et al., Quest, section 3).
 
     page_size: tokens of a page; page p is of the positions from p * page_size on.
 

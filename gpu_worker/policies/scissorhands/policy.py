@@ -42,8 +42,7 @@ class HalfDropped(Recompression):
 
 @dataclass(frozen=True, slots=True)
 class Scissorhands(ScoredPolicy):
-    """The tokens that the fewest recent queries gave less than average weight, and a window (Liu et al., Scissorhands,
-    section 4).
+    """Tokens that recent queries seldom ignore, and a window (Liu et al., Scissorhands, section 4).
 
     A token's counter is the number of recent queries whose weight on it was below 1/t, t the tokens that the query
     sees; those with the largest counters are evicted first. Choice B-A1: no sinks, and a layer keeps B tokens as soon

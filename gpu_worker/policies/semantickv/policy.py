@@ -21,8 +21,7 @@ from gpu_worker.policies.scored import ScoredPolicy, Scores, finite
 
 @dataclass(frozen=True, slots=True)
 class SemanticKV(ScoredPolicy):
-    """The tokens with the most mean weight from recent queries and those of the largest norm (Huang et al.,
-    SemanticKV, sections IV-A and IV-B).
+    """Tokens that recent and large-norm queries weigh most (Huang et al., SemanticKV, sections IV-A and IV-B).
 
     num_sink: first tokens kept. recent_share: of the prompt, its last tokens, which are kept and vote (SK-A2).
     semantic_share: of the prompt, each query head's queries of largest norm, which vote too. kernel: tokens that share

@@ -17,8 +17,7 @@ from gpu_worker.policies.scored import ScoredPolicy, Scores
 
 @dataclass(frozen=True, slots=True)
 class SnapKV(ScoredPolicy):
-    """The tokens with the most weight from the prompt's last queries, pooled over neighbours (Li et al., SnapKV,
-    section 4).
+    """The tokens with the most weight from the last queries (Li et al., SnapKV, section 4).
 
     Nothing more is evicted while decoding.
 

@@ -24,7 +24,7 @@ class SparQIndex:
 
 @dataclass(frozen=True, slots=True)
 class SparQ(RecallPolicy[SparQIndex]):
-    """All tokens; the top k are recalled by some channels of the keys (Ribar et al., SparQ Attention, section 4).
+    """All tokens; the top k by some channels of the keys (Ribar et al., SparQ Attention, section 4).
 
     num_channels: r, how many are read at a step: those with the largest |q|, summed over the GQA group. 1 is what
     PQCache is compared with, 1/128 of the keys. num_sink, recent_ratio: as for PQCache. The paper's third step,
