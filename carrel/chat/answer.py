@@ -60,10 +60,8 @@ def cost_line(answer: Answer) -> str:
     parts = ["stopped"] if answer.was_stopped else []
     usage = answer.usage
     if usage is not None and usage.policy:
-        context = usage.context_tokens or usage.prompt_tokens + usage.completion_tokens
-        share = usage.attended_tokens / context if context else 0.0
         parts += [
-            f"{usage.attended_tokens:,.0f} of {context:,} tokens attended ({share:.0%}, {usage.policy})",
+            _attended(usage),
             f"{usage.offloaded_tokens:,} offloaded",
             f"{decimal(usage.bytes_moved)} moved",
             f"hit rate {usage.hit_rate:.0%}",
@@ -77,3 +75,13 @@ def cost_line(answer: Answer) -> str:
     if answer.output_tokens_per_s:
         parts.append(f"{answer.output_tokens_per_s:,.1f} tok/s")
     return " · ".join(parts)
+
+
+def _attended(usage: Usage) -> str:
+    context = usage.context_tokens or usage.prompt_tokens + usage.completion_tokens
+    # The mean over the steps, in which the context grows by one token each. One token is left for rounding.
+    mean_context = context - usage.completion_tokens / 2
+    if usage.attended_tokens >= mean_context - 1:
+        return f"{context:,} tokens, all attended ({usage.policy})"
+    share = usage.attended_tokens / context if context else 0.0
+    return f"{usage.attended_tokens:,.0f} of {context:,} tokens attended ({share:.0%}, {usage.policy})"

@@ -131,6 +131,21 @@ def test_an_answer_that_is_stopped_before_its_first_token_tells_no_time_of_that(
     assert cost_line(take_answer(events(), print)) == "stopped"
 
 
+@pytest.mark.parametrize(
+    ("attended", "text"),
+    [
+        # dense: 20 steps over 101 to 120 tokens, or, as the last one is not computed, 19
+        (110.5, "121 tokens, all attended (bitkeys)"),
+        (110.0, "121 tokens, all attended (bitkeys)"),
+        # 95 tokens of the prompt are kept, and all of the answer
+        (105.5, "106 of 121 tokens attended (87%, bitkeys)"),
+    ],
+)
+def test_all_attended_is_said_in_words(attended: float, text: str) -> None:
+    usage = Usage(100, 21, "bitkeys", context_tokens=121, attended_tokens=attended)
+    assert cost_line(take_answer(iter([usage]), print)).startswith(text)
+
+
 def test_an_error_within_the_stream_is_an_error(server: FakeServer, carrel: Command) -> None:
     server.late_error = "the worker is gone"
     assert "the worker is gone" in carrel.refusal("chat", "--url", server.url, "--question", "What?", code=1)
