@@ -81,8 +81,15 @@ def headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def ask(client: openai.OpenAI, model: str, prompt: str, policy: str, arguments: argparse.Namespace) -> Result:
-    """Stream one answer to the terminal."""
+def ask(
+    client: openai.OpenAI,
+    model: str,
+    prompt: str,
+    policy: str,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> Result:
+    """Stream one answer to the terminal. `console` shows how much of the prompt is computed until the answer begins."""
     budget = int(arguments.budget) if arguments.budget > 1 else arguments.budget
     started = time.monotonic()
     first: float | None = None
@@ -94,18 +101,33 @@ def ask(client: openai.OpenAI, model: str, prompt: str, policy: str, arguments: 
         max_tokens=arguments.max_tokens,
         temperature=0,
         stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"carrel": {"policy": policy, "budget": budget}},
+        extra_body={
+            "carrel": {"policy": policy, "budget": budget},
+            "stream_options": {"include_usage": True, "include_progress": True},
+        },
     )
-    for chunk in stream:
-        if chunk.choices and (text := chunk.choices[0].delta.content):
-            first = first or time.monotonic()
-            answer += text
-            print(text, end="", flush=True)
-        if chunk.usage is not None:
-            carrel = (chunk.usage.model_extra or {}).get("carrel", {})
+    with console.status(f"{policy}: waiting") as status:
+        for chunk in stream:
+            if progress := (chunk.model_extra or {}).get("carrel", {}).get("progress"):
+                status.update(f"{policy}: {progress_text(progress)}")
+            if chunk.choices and (text := chunk.choices[0].delta.content):
+                if first is None:
+                    first = time.monotonic()
+                    status.stop()
+                    print(f"{policy}: ", end="")
+                answer += text
+                print(text, end="", flush=True)
+            if chunk.usage is not None:
+                carrel = (chunk.usage.model_extra or {}).get("carrel", {})
     print()
     return Result(policy, answer, carrel, ((first or time.monotonic()) - started) * 1000)
+
+
+def progress_text(progress: dict[str, int]) -> str:
+    """Such as "25,000 of 100,000 prompt tokens done, 8,192 of them reused"."""
+    done = progress["computed_tokens"] + progress["cached_tokens"]
+    reused = f", {progress['cached_tokens']:,} of them reused" if progress["cached_tokens"] else ""
+    return f"{done:,} of {progress['prompt_tokens']:,} prompt tokens done{reused}"
 
 
 def table(results: list[Result]) -> Table:
@@ -134,7 +156,7 @@ def table(results: list[Result]) -> Table:
 
 def main() -> None:
     arguments = parse_arguments()
-    console = Console()
+    console, notes = Console(), Console(stderr=True)
     url = arguments.url.rstrip("/")
     try:
         text = arguments.file.read_text(encoding="utf-8")
@@ -143,11 +165,10 @@ def main() -> None:
         )
         model = client.models.list().data[0]
         max_model_len = int((model.model_extra or {})["max_model_len"])
-        text = cut_to_fit(text, arguments.question, arguments.max_tokens, max_model_len, url, console)
-        results = []
-        for policy in arguments.policy:
-            console.print(f"[bold]{policy}[/bold]: ", end="")
-            results.append(ask(client, model.id, f"{text}\n\n{arguments.question}", policy, arguments))
+        with notes.status("counting the tokens of the file"):
+            text = cut_to_fit(text, arguments.question, arguments.max_tokens, max_model_len, url, console)
+        prompt = f"{text}\n\n{arguments.question}"
+        results = [ask(client, model.id, prompt, policy, arguments, notes) for policy in arguments.policy]
     except (OSError, UnicodeDecodeError) as error:
         sys.exit(f"cannot read {arguments.file}: {error}")
     except (openai.APIConnectionError, httpx.ConnectError):
