@@ -72,7 +72,9 @@ class ListenOptions:
 class GatewayOptions:
     """Options of what the gateway accepts and how it answers."""
 
-    grpc_port: int = option(8001, "port of chat gRPC; 0: off", metavar="N", ge=0, le=65535)
+    grpc_port: int = option(
+        8001, "port of chat gRPC; 0: off; of carrel serve --port N: N + 1", metavar="N", ge=0, le=65535
+    )
     root_path: str = option("", "path under which a proxy serves the API", metavar="PATH")
     allow_open: bool = option(False, "serve an address beyond this machine without a key")
     allowed_hosts: tuple[str, ...] = option(

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from carrel.process.command_line import add_options
 from carrel.process.log_lines import is_json
-from carrel.process.settings import ignored_variables, read
+from carrel.process.settings import Resolved, ignored_variables, read
 from carrel.process.version import commit, version
 from carrel.serve.banner import banner, gather_facts, ready_lines
 from carrel.serve.children import check_specs, child_environment, child_specs, served_name
 from carrel.serve.display import Display
-from carrel.serve.endpoints import Endpoints, held_port, runtime_dir
+from carrel.serve.endpoints import Endpoints, held_next_port, held_port, runtime_dir
 from carrel.serve.model import check_hub_model, find_model
 from carrel.serve.one_shot import run_checks
 from carrel.serve.options import ServeOptions
@@ -43,11 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in ignored_variables(ServeOptions, os.environ):
         display.message(f"warning: {line}")
     with ExitStack() as stack:
-        port = grpc_port = 0
-        if options.uds is None:
-            port = stack.enter_context(held_port(options.host, options.port, "--port"))
-        if options.grpc_port:
-            grpc_port = stack.enter_context(held_port(options.host, options.grpc_port, "--grpc-port"))
+        port, grpc_port = _hold_ports(resolved, stack)
         path = stack.enter_context(runtime_dir())
         has_tls = options.ssl_certfile is not None
         endpoints = Endpoints(path, options.host, port, grpc_port, options.uds, has_tls)
@@ -64,3 +60,19 @@ def run(arguments: argparse.Namespace) -> int:
         run_checks(check_specs(specs), environment)
         supervisor = Supervisor(display, environment, RestartPolicy(options.restarts))
         return supervisor.run(specs, show_banner)
+
+
+def _hold_ports(resolved: Resolved[ServeOptions], stack: ExitStack) -> tuple[int, int]:
+    """The ports of HTTP and gRPC, 0 where there is none; a port of gRPC that was not given follows that of HTTP.
+
+    Raises PortInUseError.
+    """
+    options, port = resolved.options, 0
+    if options.uds is None:
+        port = stack.enter_context(held_port(options.host, options.port, "--port"))
+        if "port" in resolved.given and "grpc_port" not in resolved.given:
+            # a second server on this machine needs no second option
+            return port, stack.enter_context(held_next_port(options.host, port, "--grpc-port"))
+    if not options.grpc_port:
+        return port, 0
+    return port, stack.enter_context(held_port(options.host, options.grpc_port, "--grpc-port"))

@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gateway.listener import tcp_socket
 
 PREFIX = "carrel-"
 LOCK = "lock"
+NUM_PORTS = 1 << 16
 # a Unix socket's path has 107 bytes, and Ray's own take some 80 below the folder
 MAX_BASE_LENGTH = 20
 # below it Ray ends with a traceback at its first log
@@ -76,6 +77,18 @@ def held_port(host: str, port: int, flag: str) -> Iterator[int]:
         raise PortInUseError(host, port, flag, os.strerror(exc.errno or 0)) from exc
     with holder:
         yield int(holder.getsockname()[1])
+
+
+@contextmanager
+def held_next_port(host: str, port: int, flag: str) -> Iterator[int]:
+    """The port after `port`, or a free one where that is taken; else as `held_port`."""
+    with ExitStack() as stack:
+        try:
+            # after the last port comes 0, which is any
+            held = stack.enter_context(held_port(host, (port + 1) % NUM_PORTS, flag))
+        except PortInUseError:
+            held = stack.enter_context(held_port(host, 0, flag))
+        yield held
 
 
 def reachable_host(host: str) -> str:

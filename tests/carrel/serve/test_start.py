@@ -8,19 +8,24 @@ import shutil
 import socket
 import struct
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from commands import Command
+from ports import free_ports
 from waiting import PATIENCE
 
+from carrel.commands import serve
 from carrel.errors import ModelNotFoundError, PortInUseError
 from carrel.process.options import OptionError
 from carrel.process.version import CHECKOUT
+from carrel.serve.banner import Facts
 from carrel.serve.children import child_environment, child_specs
 from carrel.serve.endpoints import Endpoints, base_dir, held_port, reachable_host, remove_stale, runtime_dir
 from carrel.serve.model import find_model
+from carrel.serve.process import ChildSpec
 from gateway.config import GatewayConfig
 from gateway.listener import bind
 
@@ -33,6 +38,55 @@ def test_a_busy_port_is_refused_before_loading(carrel: Command, tmp_path: Path) 
     assert f"127.0.0.1:{port}" in error
     assert "--port" in error
     assert "Traceback" not in error
+
+
+@pytest.fixture
+def started(carrel: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Call `carrel serve` with a supervisor that starts nothing: the gateway's port of gRPC, and what was shown."""
+    ports = []
+
+    def run(specs: Sequence[ChildSpec], show_banner: Callable[[], None]) -> int:
+        argv = specs[-1].argv
+        ports.append(int(argv[argv.index("--grpc-port") + 1]))
+        show_banner()
+        return 0
+
+    monkeypatch.setattr(serve, "Supervisor", lambda *_: Mock(run=run))
+    monkeypatch.setattr(serve, "run_checks", lambda *_: None)
+    monkeypatch.setattr(serve, "gather_facts", lambda *_: Facts())
+
+    def start(*words: object) -> tuple[int, str]:
+        out = carrel.output("serve", *words)
+        return ports[-1], out
+
+    return start
+
+
+def test_the_port_of_grpc_follows_that_of_http(started: Callable[..., tuple[int, str]]) -> None:
+    port = next(each for each in free_ports(20) if is_free(each + 1) and is_free(each + 2))
+    assert started("--port", port)[0] == port + 1
+    # what another server took is left to it
+    with socket.create_server(("127.0.0.1", port + 1)):
+        grpc_port, shown = started("--port", port)
+        assert grpc_port not in (0, port, port + 1)
+    assert f"gRPC 127.0.0.1:{grpc_port}" in shown
+    assert started("--port", port, "--grpc-port", port + 2)[0] == port + 2
+    assert started("--port", port, "--grpc-port", 0)[0] == 0
+    assert started("--port", 65535)[0] > 0
+
+
+def test_a_busy_port_of_grpc_is_named_by_its_option(carrel: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        error = carrel.refusal("serve", "--port", 0, "--grpc-port", port)
+    assert (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --grpc-port" in error
+    )
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_ports() -> None:
