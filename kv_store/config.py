@@ -13,6 +13,7 @@ from carrel.process.logs import LogOptions
 from carrel.process.options import REQUIRED, is_loopback, num_bytes, option
 from carrel.process.token import read_token
 from carrel.process.tracing import TraceOptions
+from kv_store.client import InvalidStoreRequest, Layout, RowFormat
 from kv_store.errors import ConfigError
 from kv_store.memory import available_bytes
 
@@ -21,6 +22,9 @@ MAX_SOCKET_PATH = 107
 # Of what is free when the store starts; the model's weights and what else runs need the rest.
 ARENA_SHARE = 0.25
 LEAST_ARENA_BYTES = 256 << 20
+LEAST_SLAB_BYTES = 4096
+# Prompts share whole slabs. Llama-3.1-8B has so many tokens in the default of 2 MiB.
+MOST_SLAB_TOKENS = 512
 
 
 def idle_cores() -> int:
@@ -46,7 +50,10 @@ class StoreOptions:
         metavar="SIZE",
     )
     slab_bytes: int = option(
-        "2MiB", "unit of allocation in the arena, a power of two", parse=num_bytes, metavar="SIZE"
+        "2MiB",
+        "unit of allocation in the arena, a power of two; carrel serve and deploy take less for a small model",
+        parse=num_bytes,
+        metavar="SIZE",
     )
     num_trainers: int = option(
         None,
@@ -63,6 +70,17 @@ class StoreOptions:
     kv_store_disk_bytes: int = option(
         "64GiB", "how much of that disk they may take, of each store", parse=num_bytes, metavar="SIZE"
     )
+
+
+def slab_bytes_for(num_kv_heads: int, head_dim: int) -> int:
+    """Return the default `slab_bytes` for a model: the largest power of two that holds `MOST_SLAB_TOKENS` tokens of
+    16-bit numbers at most, from `LEAST_SLAB_BYTES` to the default of any model, which sizes out of range have too."""
+    try:
+        token_bytes = Layout(1, num_kv_heads, RowFormat(head_dim)).token_bytes
+    except InvalidStoreRequest:
+        return StoreOptions.slab_bytes
+    wanted = 1 << (MOST_SLAB_TOKENS * token_bytes).bit_length() - 1
+    return min(max(wanted, LEAST_SLAB_BYTES), StoreOptions.slab_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +126,10 @@ class StoreConfig(StoreOptions, LogOptions, TraceOptions):
     max_points_per_centroid: int = 128
 
     def __post_init__(self) -> None:
-        if self.slab_bytes < 4096 or self.slab_bytes & (self.slab_bytes - 1):
-            raise ConfigError(f"--slab-bytes {self.slab_bytes}: must be a power of two from 4096 up")
+        if self.slab_bytes < LEAST_SLAB_BYTES or self.slab_bytes & (self.slab_bytes - 1):
+            raise ConfigError(
+                f"--slab-bytes {self.slab_bytes}: must be a power of two from {LEAST_SLAB_BYTES} up"
+            )
         if self.arena_bytes is None:
             object.__setattr__(self, "arena_bytes", default_arena_bytes(self.slab_bytes))
         if self.num_trainers is None:

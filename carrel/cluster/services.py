@@ -22,6 +22,7 @@ from carrel.serve.children import STORE_START_S, child_environment, worker_spec
 from carrel.serve.display import Listener
 from carrel.serve.endpoints import Endpoints, runtime_dir
 from carrel.serve.model import find_model
+from carrel.serve.slab_size import default_slab_bytes
 from kv_store.actor import MAX_CONCURRENCY, StoreActor
 from kv_store.config import StoreConfig
 
@@ -85,11 +86,12 @@ def store_config(resolved: Resolved[ClusterOptions], endpoints: Endpoints) -> St
     options = resolved.options
     wired = {"listen": f"unix:{endpoints.store_socket}", "runtime": "ray"}
     if options.arena_bytes is not None:
-        # Ray gives a replica so many bytes, not slabs
+        # Ray gives a replica so many bytes, not slabs; a smaller slab of a small model divides these
         wired["arena_bytes"] = str(options.arena_bytes // options.slab_bytes * options.slab_bytes)
     cores = {"num_trainers": str(max(1, int(options.store_cpus)))}
     try:
-        return validate(StoreConfig, {**cores, **resolved.texts, **wired})
+        slab = {"slab_bytes": str(default_slab_bytes(find_model(options.model), options.revision))}
+        return validate(StoreConfig, {**cores, **slab, **resolved.texts, **wired})
     except OptionError as exc:
         raise ReplicaStartError(str(exc)) from exc
 

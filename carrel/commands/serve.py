@@ -21,6 +21,7 @@ from carrel.serve.model import check_hub_model, find_model
 from carrel.serve.one_shot import run_checks
 from carrel.serve.options import ServeOptions
 from carrel.serve.restarts import RestartPolicy
+from carrel.serve.slab_size import default_slab_bytes
 from carrel.serve.supervisor import Supervisor
 
 VERBOSE_LEVELS = ("debug", "info")
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         has_tls = options.ssl_certfile is not None
         endpoints = Endpoints(path, options.host, port, grpc_port, options.uds, has_tls)
 
-        texts = {**resolved.texts, "log_format": "json" if as_json else "text"}
+        slab_bytes = str(default_slab_bytes(model, options.revision))
+        texts = {"slab_bytes": slab_bytes, **resolved.texts, "log_format": "json" if as_json else "text"}
         specs = child_specs(model, texts, endpoints)
 
         def show_banner() -> None:

@@ -122,6 +122,10 @@ def test_a_store_gets_whole_slabs() -> None:
     resolved = read_arguments({"arena-bytes": "1000000", "slab-bytes": "64KiB", "store-cpus": 3})
     config = store_config(resolved, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0))
     assert (config.arena_bytes, config.num_trainers, config.runtime) == (15 * 65536, 3, "ray")
+    # of the bundled model, as none is named
+    resolved = read_arguments({"arena-bytes": "5MiB", "store-cpus": 3})
+    config = store_config(resolved, Endpoints(Path("/run/x"), "127.0.0.1", 0, 0))
+    assert (config.arena_bytes, config.slab_bytes) == (4 << 20, 256 << 10)
 
 
 def test_the_kubernetes_manifest_is_what_kuberay_reads() -> None:

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -40,14 +41,25 @@ def test_a_busy_port_is_refused_before_loading(carrel: Command, tmp_path: Path) 
     assert "Traceback" not in error
 
 
+@dataclass(frozen=True)
+class Started:
+    """The processes that would have been started, and the output."""
+
+    specs: Sequence[ChildSpec]
+    shown: str
+
+    def option(self, child: str, flag: str) -> str:
+        (argv,) = (spec.argv for spec in self.specs if spec.name == child)
+        return argv[argv.index(flag) + 1]
+
+
 @pytest.fixture
-def started(carrel: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    """Call `carrel serve` with a supervisor that starts nothing: the gateway's port of gRPC, and what was shown."""
-    ports = []
+def started(carrel: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Started]:
+    """Call `carrel serve` with a supervisor that starts nothing."""
+    all_specs = []
 
     def run(specs: Sequence[ChildSpec], show_banner: Callable[[], None]) -> int:
-        argv = specs[-1].argv
-        ports.append(int(argv[argv.index("--grpc-port") + 1]))
+        all_specs.append(specs)
         show_banner()
         return 0
 
@@ -55,24 +67,33 @@ def started(carrel: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     monkeypatch.setattr(serve, "run_checks", lambda *_: None)
     monkeypatch.setattr(serve, "gather_facts", lambda *_: Facts())
 
-    def start(*words: object) -> tuple[int, str]:
+    def start(*words: object) -> Started:
         out = carrel.output("serve", *words)
-        return ports[-1], out
+        return Started(all_specs[-1], out)
 
     return start
 
 
-def test_the_port_of_grpc_follows_that_of_http(started: Callable[..., tuple[int, str]]) -> None:
+def test_the_port_of_grpc_follows_that_of_http(started: Callable[..., Started]) -> None:
+    def grpc_port(*words: object) -> int:
+        return int(started(*words).option("gateway", "--grpc-port"))
+
     port = next(each for each in free_ports(20) if is_free(each + 1) and is_free(each + 2))
-    assert started("--port", port)[0] == port + 1
+    assert grpc_port("--port", port) == port + 1
     # what another server took is left to it
     with socket.create_server(("127.0.0.1", port + 1)):
-        grpc_port, shown = started("--port", port)
-        assert grpc_port not in (0, port, port + 1)
-    assert f"gRPC 127.0.0.1:{grpc_port}" in shown
-    assert started("--port", port, "--grpc-port", port + 2)[0] == port + 2
-    assert started("--port", port, "--grpc-port", 0)[0] == 0
-    assert started("--port", 65535)[0] > 0
+        beside = started("--port", port)
+    chosen = int(beside.option("gateway", "--grpc-port"))
+    assert chosen not in (0, port, port + 1)
+    assert f"gRPC 127.0.0.1:{chosen}" in beside.shown
+    assert grpc_port("--port", port, "--grpc-port", port + 2) == port + 2
+    assert grpc_port("--port", port, "--grpc-port", 0) == 0
+    assert grpc_port("--port", 65535) > 0
+
+
+def test_a_slab_is_as_small_as_the_model_unless_its_size_is_given(started: Callable[..., Started]) -> None:
+    assert started("--port", 0).option("store", "--slab-bytes") == str(256 << 10)
+    assert started("--port", 0, "--slab-bytes", "1MiB").option("store", "--slab-bytes") == "1MiB"
 
 
 def test_a_busy_port_of_grpc_is_named_by_its_option(carrel: Command) -> None:
