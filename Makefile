@@ -31,14 +31,17 @@ help:  ## show this list
 setup: $(READY)  ## build .venv
 	@echo "$(VENV) is ready"
 
+# uv installs the same packages in less time. It reads no settings of pip: where these are needed, pip does it.
 # Python 3.11 brings a pip that takes a minute longer to choose a hundred packages; without a newer one that one does it.
+PIP := "pip>=25,<27"
+WITH_UV := uv pip install --quiet --python $(BIN)/python
+WITH_PIP := $(BIN)/python -m pip install --quiet
 $(READY): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found; name one: make setup PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "installing into $(VENV): some minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	-$(BIN)/python -m pip install --quiet --retries 1 "pip>=25,<27"
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@if command -v uv >/dev/null && $(WITH_UV) $(PIP) "$(TORCH)" && $(WITH_UV) -e ".[dev]"; then exit; fi; set -x; \
+		$(WITH_PIP) --retries 1 $(PIP); $(WITH_PIP) "$(TORCH)" && $(WITH_PIP) -e ".[dev]"
 	@touch $@
 
 $(SMOLLM2): | $(READY)
