@@ -62,6 +62,7 @@ def reading(folder: Path, server: Serving) -> Iterator[httpx.Client]:
         text = text.replace(told, here)
     (folder / "key").write_text(KEY)
     (folder / "prometheus.yml").write_text(text)
+    shutil.copy(MONITORING / "alerts.yml", folder)
     checked = subprocess.run(
         [PROMTOOL, "check", "config", folder / "prometheus.yml"], capture_output=True, text=True
     )
@@ -138,3 +139,11 @@ def test_every_query_of_the_board_gives_data(tmp_path: Path) -> None:
     assert named["data"] == ["carrel-nano"]
     assert found["Store reachable", "A"][-1] == 1
     assert 0 < max(found["What was there already", "A"]) < 1
+
+
+def test_each_alert_is_raised_by_its_fault_and_by_no_load_that_passes(tmp_path: Path) -> None:
+    for file in (MONITORING / "alerts.yml", Path(__file__).with_name("alerts.test.yml")):
+        shutil.copy(file, tmp_path)
+    command = [PROMTOOL, "test", "rules", "alerts.test.yml"]
+    tested = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout + tested.stderr

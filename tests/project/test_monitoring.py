@@ -1,9 +1,10 @@
-"""The profile `monitoring`: Grafana finds its board and its source, and every query asks for what is exported."""
+"""The profile `monitoring`: Grafana finds its board, Prometheus its alerts, and queries ask for what is exported."""
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ FOLDER = ROOT / "deploy/monitoring"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 BOARD = json.loads((FOLDER / "boards/carrel.json").read_text())
 PANELS: list[dict[str, Any]] = BOARD["panels"]
-# words of PromQL that stand where a label or a metric might
-WORDS = {"by", "le", "rate", "sum", "increase", "histogram_quantile", "label_values"}
+ALERTS: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"] for rule in group["rules"]
+]
+FUNCTIONS = {"deriv", "histogram_quantile", "min_over_time", "rate"}
+WORDS = {"and", "by", "on", "sum", "unless"}
+EACH_ALERT = pytest.mark.parametrize("rule", ALERTS, ids=[rule["alert"] for rule in ALERTS])
 
 
 def mounts(service: str) -> dict[str, Path]:
@@ -50,6 +55,8 @@ def exported() -> dict[str, set[str]]:
 
 
 EXPORTED = exported()
+# by Prometheus itself
+KNOWN = {**EXPORTED, "up": {"job", "instance"}}
 QUERIES = [
     *(target["expr"] for panel in PANELS for target in panel.get("targets", [])),
     *(variable["query"]["query"] for variable in BOARD["templating"]["list"]),
@@ -125,3 +132,59 @@ def test_prometheus_asks_the_gateway_by_a_name_that_it_answers_to(gateway: str) 
 @pytest.mark.parametrize("service", ["prometheus", "grafana"])
 def test_an_image_has_a_version(service: str) -> None:
     assert re.fullmatch(r"\$\{CARREL_\w+_IMAGE:-[\w/]+:v?\d+\.\d+\.\d+\}", SERVICES[service]["image"])
+
+
+def tokens_of(expression: str) -> list[str]:
+    """Split PromQL into strings, words, numbers, ranges and operators. Raises AssertionError for any other text."""
+    token = r'"[^"]*"|\[\d+[smhd]\]|[A-Za-z_]\w*|\d+(?:\.\d+)?|[=!]~|[=!<>]=|[-+*/<>(){},=]'
+    assert not re.sub(rf"{token}|\s", "", expression), expression
+    return re.findall(token, expression)
+
+
+def is_balanced(tokens: list[str]) -> bool:
+    closing, opened = {")": "(", "}": "{"}, []
+    for token in tokens:
+        if token in closing.values():
+            opened.append(token)
+        elif token in closing and (not opened or opened.pop() != closing[token]):
+            return False
+    return not opened
+
+
+@EACH_ALERT
+def test_an_alert_asks_for_metrics_that_are_exported_by_labels_that_they_have(rule: dict[str, Any]) -> None:
+    tokens = tokens_of(rule["expr"])
+    assert is_balanced(tokens)
+    words = {token for token in tokens if re.match(r"[a-z]", token)}
+    names = {word for word in words if word.startswith("carrel_") or word in KNOWN}
+    assert names <= KNOWN.keys()
+    labels = set.intersection(*(KNOWN[name] for name in names))
+    called = {word for word, after in pairwise(tokens) if after == "("} & words - WORDS
+    assert called <= FUNCTIONS
+    # Prometheus adds the instance to each series
+    assert words - names - called - WORDS <= labels | {"instance"}
+    assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= labels | {"instance"}
+
+
+@EACH_ALERT
+def test_an_alert_says_how_long_how_bad_and_where_help_is(rule: dict[str, Any]) -> None:
+    assert re.fullmatch(r"\d+m", rule["for"])
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert rule["annotations"]["summary"].endswith(".")
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_prometheus_finds_its_alerts_and_they_its_job() -> None:
+    inside = mounts("prometheus")
+    config = yaml.safe_load(inside["/etc/prometheus/prometheus.yml"].read_text())
+    assert [inside[f"/etc/prometheus/{name}"] for name in config["rule_files"]] == [FOLDER / "alerts.yml"]
+    jobs = {job for rule in ALERTS for job in re.findall(r'job="(\w+)"', rule["expr"])}
+    assert jobs == {job["job_name"] for job in config["scrape_configs"]}
+
+
+@pytest.mark.parametrize("expression", ["rate(a[5m]", "sum(a}", "a) > (0", "a{b='c'}", 'a{b="c} > 0', "a[5]"])
+def test_wrong_promql_is_found(expression: str) -> None:
+    with pytest.raises(AssertionError):
+        assert is_balanced(tokens_of(expression))
