@@ -47,11 +47,11 @@ def cpu_name() -> str:
     return model[1] if model else platform.machine()
 
 
-def gpus(fields: str) -> list[str]:
-    """Return these fields of nvidia-smi with commas between, of each GPU; empty where it finds none."""
+def gpus(fields: str, timeout_s: float = GPU_TIMEOUT_S) -> list[str]:
+    """Return these fields of nvidia-smi with commas between, of each GPU; empty where it finds none or is too slow."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=True)
+        found = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return found.stdout.splitlines()

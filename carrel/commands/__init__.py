@@ -28,6 +28,7 @@ COMMANDS = {
     "methods": Command(
         "carrel.commands.methods", "List the policies, or show one with its options and its paper."
     ),
+    "doctor": Command("carrel.commands.doctor", "Check what a start needs, and say what to change."),
     "collect-env": Command("carrel.commands.collect_env", "Tell what a report of a problem needs."),
     "version": Command("carrel.commands.version", "Show the version and commit."),
 }

@@ -10,7 +10,7 @@ import pytest
 from checkout import ROOT
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from carrel.commands import COMMANDS, calibrate, chat, deploy, methods, serve
+from carrel.commands import COMMANDS, calibrate, chat, deploy, doctor, methods, serve
 from carrel.commands import eval as eval_command
 from carrel.process.command_line import Parser
 from carrel.process.request_limits import MAX_UINT32, RANGES
@@ -39,7 +39,7 @@ def options_of(add_arguments: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "command", [serve, deploy, chat, calibrate, methods], ids=lambda command: command.__name__
+    "command", [serve, deploy, chat, calibrate, methods, doctor], ids=lambda command: command.__name__
 )
 def test_the_cli_page_names_every_option(command: object) -> None:
     page = (ROOT / "docs/cli.md").read_text()
