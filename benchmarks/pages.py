@@ -145,10 +145,9 @@ def rival_steps() -> str:
         (
             f"{tokens(context)} x {batch}",
             f"{rival:.2f}",
-            *(
-                f"{(ms := row['figures']['step_ms']['median']):.2f} ({rival / ms:.2f} x)"
-                for row in (*of.values(), packed[context, batch])
-            ),
+            *(f"{(ms := of[case]['figures']['step_ms']['median']):.2f} ({rival / ms:.2f} x)" for case in of),
+            # of another card: no ratio
+            f"{packed[context, batch]['figures']['step_ms']['median']:.2f}",
         )
         for (context, batch), of in cases("decode_h100").items()
         for rival in (vllm[context, batch],)
