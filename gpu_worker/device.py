@@ -106,14 +106,20 @@ def unowned(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
         return tensor
     assert tensor.is_contiguous(), "bytes lie one behind the other"
-    found = torch.as_tensor(_Bytes(tensor.data_ptr(), tensor.nbytes), device=tensor.device)
+    found = bytes_at(tensor.data_ptr(), tensor.nbytes, tensor.device)
     return found.view(tensor.dtype).view(tensor.shape)
+
+
+def bytes_at(address: int, num_bytes: int, device: torch.device, owner: object = None) -> Tensor:
+    """Return the bytes from an address of a CUDA device on, uint8 [num_bytes], as a tensor that keeps the owner."""
+    return torch.as_tensor(_Bytes(address, num_bytes, owner), device=device)
 
 
 class _Bytes:
     """Bytes of a device, as PyTorch reads them."""
 
-    def __init__(self, address: int, num_bytes: int) -> None:
+    def __init__(self, address: int, num_bytes: int, owner: object) -> None:
+        self._owner = owner
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,),
             "typestr": "|u1",

@@ -14,6 +14,7 @@ from benchmarks.commands.options import Workload
 from benchmarks.kernels.base import Setting, batches, mismatch, missed, workloads
 from benchmarks.kernels.operation import Operation, Rival, Sized
 from benchmarks.traces import WindowTrace
+from gpu_worker.device import bytes_at
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
 from gpu_worker.kernels.resolve.reference import Residency, SeatLanes
 from gpu_worker.kernels.resolve.reference import resolve as fill_reference
@@ -29,20 +30,10 @@ def pinned_bytes(num_bytes: int, device: torch.device) -> Tensor:
     for begin in range(0, num_bytes, len(pattern)):
         part = host[begin : begin + len(pattern)]
         part.copy_(pattern[: len(part)])
-    return torch.as_tensor(_DeviceView(host), device=device) if device.type == "cuda" else host
-
-
-class _DeviceView:
-    """Pinned memory has one address on both sides. A view of it keeps the host's tensor alive."""
-
-    def __init__(self, host: Tensor) -> None:
-        self.host = host
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": (host.numel(),),
-            "typestr": "|u1",
-            "data": (host.data_ptr(), False),
-            "version": 3,
-        }
+    if device.type != "cuda":
+        return host
+    # pinned memory has one address on both sides
+    return bytes_at(host.data_ptr(), host.numel(), device, owner=host)
 
 
 Arguments = tuple[Any, ...]

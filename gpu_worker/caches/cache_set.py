@@ -139,10 +139,9 @@ class CacheSet:
         if needed > self._sharing.num_free_blocks:
             if not self._sharing.make_room(needed):
                 return False
-            needed = self._size(sequence, self._sharing.num_free_blocks)
+            self._size(sequence, self._sharing.num_free_blocks)
         # Pages are free as a whole, mostly: blocks are taken and freed by the thousand.
-        pages = sum(cache.missing_pages(sequence, sequence.num_backed) for cache in caches)
-        if not self._pool.has_pages(pages):
+        if not self._pool.has_pages(self._missing_pages(sequence, sequence.num_backed)):
             return False
         if self.recall in caches:
             self._sharing.add(sequence)
@@ -223,16 +222,19 @@ class CacheSet:
         return self._has(sequence, num_tokens, self._pool.num_free_blocks)
 
     def _has(self, sequence: Sequence, num_tokens: int, num_free_blocks: int) -> bool:
-        pages = sum(cache.missing_pages(sequence, num_tokens) for cache in self._caches_of(sequence))
-        return self._more_blocks(sequence, num_tokens) <= num_free_blocks and self._pool.has_pages(pages)
+        if self._more_blocks(sequence, num_tokens) > num_free_blocks:
+            return False
+        return self._pool.has_pages(self._missing_pages(sequence, num_tokens))
+
+    def _missing_pages(self, sequence: Sequence, num_tokens: int) -> int:
+        return sum(cache.missing_pages(sequence, num_tokens) for cache in self._caches_of(sequence))
 
     def _more_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that a running sequence lacks for so many tokens, those of pages included."""
-        caches = self._caches_of(sequence)
         per_head = max(0, num_blocks(num_tokens) - num_blocks(sequence.num_backed))
-        num_layers = sum(cache.num_layers for cache in caches if cache.grows(sequence))
-        pages = sum(cache.missing_pages(sequence, num_tokens) for cache in caches)
-        return per_head * num_layers * self._shape.num_kv_heads + self._pool.blocks_of_pages(pages)
+        growing = (cache.num_layers for cache in self._caches_of(sequence) if cache.grows(sequence))
+        pages = self._pool.blocks_of_pages(self._missing_pages(sequence, num_tokens))
+        return per_head * sum(growing) * self._shape.num_kv_heads + pages
 
     def batch(self, sequences: list[Sequence]) -> Batch:
         """A decode batch of sequences that have all advanced."""

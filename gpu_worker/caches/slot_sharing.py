@@ -36,7 +36,7 @@ class SlotSharing:
 
     @property
     def _residency_blocks(self) -> int:
-        return self._pool.blocks_of_pages(self._recall.hot.memory.missing_pages(-1, 0))
+        return self._pool.blocks_of_pages(self._recall.hot.memory.pages_for(0))
 
     def make_room(self, num_free_blocks: int) -> bool:
         """Free so many blocks: the largest holder gives up half of its slots, until they are free.
@@ -85,5 +85,5 @@ class SlotSharing:
         spare = max(0, per_head) * self._num_layer_heads
         if sequence.can_miss:
             return spare
-        has_pages = self._pool.has_pages(self._recall.hot.memory.missing_pages(-1, 0))
+        has_pages = self._pool.has_pages(self._recall.hot.memory.pages_for(0))
         return max(0, spare - self._residency_blocks) if has_pages else 0

@@ -17,6 +17,9 @@ class HeadNorms(Module):
     heads: a rank's query heads and its key heads.
     """
 
+    # Whether each rank may norm its own heads.
+    is_divisible = True
+
     def __init__(
         self,
         names: tuple[str, str] | None,
@@ -26,6 +29,8 @@ class HeadNorms(Module):
         target: Target,
     ) -> None:
         super().__init__()
+        if target.rank != ALONE and not self.is_divisible:
+            raise ModelError("norms over all heads of a layer cannot be divided among ranks")
         self.eps = eps
         self._heads, self._head_dim = heads, head_dim
         widths = self._widths()
@@ -70,17 +75,7 @@ class NormsAfterRope(HeadNorms):
 class NormsOverWidth(HeadNorms):
     """Norms before RoPE over all query heads together, and over all key heads."""
 
-    def __init__(
-        self,
-        names: tuple[str, str] | None,
-        heads: tuple[int, int],
-        head_dim: int,
-        eps: float,
-        target: Target,
-    ) -> None:
-        super().__init__(names, heads, head_dim, eps, target)
-        if target.rank != ALONE:
-            raise ModelError("norms over all heads of a layer cannot be divided among ranks")
+    is_divisible = False
 
     def _widths(self) -> tuple[int, int]:
         num_heads, num_kv_heads = self._heads

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.device import bytes_at
 from gpu_worker.errors import CapacityError, ConfigError
 from gpu_worker.memory.base import Addresses, PageIds, Pages
 
@@ -126,16 +127,9 @@ class _Range:
         ends = weakref.finalize(self, _free, self._address, self._num_bytes, self._is_backed, device)
         # The process's end frees all, and by then the driver may be gone.
         ends.atexit = False
-        # PyTorch reads this, and keeps the object.
-        self.__cuda_array_interface__ = {
-            "shape": (self._num_bytes,),
-            "typestr": "|u1",
-            "data": (self._address, False),
-            "version": 3,
-        }
 
     def tensor(self) -> Tensor:
-        return torch.as_tensor(self, device=self._device)
+        return bytes_at(self._address, self._num_bytes, self._device, owner=self)
 
     def put(self, first: int, handles: list[int]) -> None:
         """Put pages behind the places from `first` on. Raises CapacityError."""

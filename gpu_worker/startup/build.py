@@ -22,7 +22,6 @@ from gpu_worker.models.loader import LoadFormat
 from gpu_worker.policies.base import CacheShape, Policy, without_index
 from gpu_worker.policies.hyper_parameters import read_options
 from gpu_worker.policies.pqcache.policy import PQCache
-from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.registry import AUTO, LONG, OUTLIERS, option_names, registry
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.records import IndexDevice
@@ -43,12 +42,12 @@ from gpu_worker.startup.memory import (
     available_bytes,
     fits,
     fitting_seats,
+    index_bytes,
     least_slot_bytes,
     limit_process,
     longest_fitting,
     total_bytes,
 )
-from gpu_worker.state.seat_memory import SeatLayout
 from gpu_worker.store.traces import Traces
 from kv_store.client import StoreClient, StoreError
 
@@ -330,7 +329,6 @@ def available_host_bytes() -> int:
 def _max_full_tokens(config: WorkerConfig, shape: CacheShape, policies: dict[str, Policy]) -> int:
     if shape.device.type != "cuda":
         return FEW_TOKENS
-    layout = SeatLayout()
-    cast(RecallPolicy, policies[LONG]).allocate(replace(shape, seats=layout, device=layout.device))
-    code_bytes = layout.num_bytes // (shape.num_layers * shape.num_kv_heads * shape.max_model_len)
+    num_codes = shape.num_layers * shape.num_kv_heads * shape.max_model_len
+    code_bytes = index_bytes(policies[LONG], shape) // num_codes
     return max_full_tokens(shape, config.budget, code_bytes, copy_bandwidth(shape.device))

@@ -12,10 +12,11 @@ from typing import cast
 
 import torch
 
+from gpu_worker.caches.recall.hot_cache import residency_tensors
 from gpu_worker.caches.recall.snapshots import SeenRows
 from gpu_worker.errors import ConfigError
 from gpu_worker.kernels.attention.reference import BLOCK_SIZE
-from gpu_worker.policies.base import Family
+from gpu_worker.policies.base import CacheShape, Family, Policy
 from gpu_worker.policies.recall import RecallPolicy
 from gpu_worker.policies.retain import RetainPolicy
 from gpu_worker.runner.prompts.captured import short_pass_bytes
@@ -23,7 +24,7 @@ from gpu_worker.runner.prompts.prompt_memory import prefill_bytes
 from gpu_worker.runner.steps.graphs import GRAPH_LAYER_BYTES, MAX_GRAPHS
 from gpu_worker.runner.workload import Workload
 from gpu_worker.state.batch import MAX_SCORED, Buckets
-from gpu_worker.state.seat_memory import SeatLayout
+from gpu_worker.state.seat_memory import seat_layout
 from gpu_worker.state.sequence import ring_size
 from gpu_worker.state.slot_pool import num_blocks
 
@@ -206,13 +207,15 @@ def state_bytes(workload: Workload) -> int:
     if policy.family is not Family.RECALL:
         return tables
     fixed = 2 * (plan.num_sink + ring_size(policy, plan)) * 4
-    residency = shape.max_model_len * (4 + 4 + 1)
-    index = 0
-    if workload.has_indexes:
-        layout = SeatLayout()
-        cast(RecallPolicy, policy).allocate(replace(of_policies, seats=layout, device=layout.device))
-        index = layout.num_bytes
-    return tables + policy_heads * (fixed + residency) + index
+    num_slots = num_blocks(shape.max_model_len + BLOCK_SIZE) * BLOCK_SIZE
+    residency = seat_layout(of_policies, lambda seated: residency_tensors(seated, num_slots)).num_bytes
+    index = index_bytes(policy, of_policies) if workload.has_indexes else 0
+    return tables + policy_heads * fixed + residency + index
+
+
+def index_bytes(policy: Policy, shape: CacheShape) -> int:
+    """Bytes of a seat's index under a policy that recalls."""
+    return seat_layout(shape, cast(RecallPolicy, policy).allocate).num_bytes
 
 
 def _mib(num_bytes: int) -> str:

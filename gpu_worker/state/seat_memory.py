@@ -134,6 +134,10 @@ class SeatMemory:
         memory = cls(pool, num_seats, layout)
         return allocate(memory), memory
 
+    def pages_for(self, num_tokens: int) -> int:
+        """Return the pages that a seat takes for so many tokens."""
+        return int(np.count_nonzero(self._uses(num_tokens)))
+
     def tensor(self, size: tuple[int, ...], dtype: torch.dtype, tokens_each: int) -> Tensor:
         """Return the next tensor of the layout."""
         num_seats = self.padding + 1
@@ -164,24 +168,24 @@ class SeatMemory:
         """Have memory for so many tokens of a seat, with what it has. Raises CapacityError."""
         missing = self.missing_pages(seat, num_tokens)
         new = self._pool.allocate_pages(missing) if missing else NO_PAGES
-        used_until = self._freed.pop(seat, None) or Mark(self.device)
+        freed = self._freed.pop(seat, None)
         if seat not in self._held:
             self._held[seat], self._spare[seat] = np.full(self._pages_each, -1), NO_PAGES
         held = self._held[seat]
         places = np.flatnonzero(self._uses(num_tokens) & (held < 0))
         pages = np.concatenate([self._spare[seat], new])
         held[places], self._spare[seat] = pages[: places.size], pages[places.size :]
-        self._put(seat, held, used_until)
+        self._put(seat, held, freed)
 
-    def _put(self, seat: int, pages: PageIds, used_until: Mark | None = None) -> None:
-        """Have these behind the seat's places; behind the others what nobody keeps anything in. used_until: the device
-        may come to what is there now until then."""
+    def _put(self, seat: int, pages: PageIds, freed: Mark | None = None) -> None:
+        """Have these behind the seat's places; behind the others what nobody keeps anything in. freed: until then the
+        device may come to what is there; None: until now."""
         if self._addresses is None:
             return
         behind = self._behind.setdefault(seat, np.full(self._pages_each, NOTHING))
         places = np.flatnonzero(behind != pages)
-        if used_until is not None and (behind[places] != NOTHING).any():
-            used_until.wait()
+        if (behind[places] != NOTHING).any():
+            (freed or Mark(self.device)).wait()
         for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
             if run.size:
                 self._addresses.back(seat * self._pages_each + int(run[0]), pages[run])
@@ -221,6 +225,13 @@ def seated_state(
         shape.max_num_seqs,
         lambda seats: allocate(replace(shape, seats=seats, device=seats.device)),
     )
+
+
+def seat_layout(shape: CacheShape, allocate: Callable[[CacheShape], object]) -> SeatLayout:
+    """Return where what `allocate` makes of the shape lies in a seat's memory."""
+    layout = SeatLayout()
+    allocate(replace(shape, seats=layout, device=layout.device))
+    return layout
 
 
 def used_pages(layout: SeatLayout, num_tokens: int, page_bytes: int) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from gpu_worker.state.slot_pool import SlotPool
 
 
 class SeatTable:
-    """tensor: [seats + 1, L, H_kv, width + spare]; another one after it was widened, which voids captured steps.
+    """table: [seats + 1, L, H_kv, width + spare]; another one after it was widened, which voids captured steps.
 
     A seat's part has memory while the seat is taken, and holds anything at first. The last seat, of padding lanes,
     always has some, and starts `empty`."""
@@ -26,7 +26,7 @@ class SeatTable:
         self._empty = empty
         self._spare = spare
         self.width = 0
-        self.tensor, self._memory = self._allocate(0)
+        self.table, self._memory = self._allocate(0)
 
     def make_room(self, width: int) -> None:
         """Have at least this many columns. Raises CapacityError, and then nothing has changed."""
@@ -42,9 +42,9 @@ class SeatTable:
             raise
         for seat in self._memory.seats:
             tensor[seat] = self._empty
-            tensor[seat, ..., : self.width] = self.tensor[seat, ..., : self.width]
+            tensor[seat, ..., : self.width] = self.table[seat, ..., : self.width]
         self._memory.free_all()
-        self.tensor, self._memory, self.width = tensor, memory, width
+        self.table, self._memory, self.width = tensor, memory, width
 
     def _allocate(self, width: int) -> tuple[Tensor, SeatMemory]:
         columns = width + self._spare

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpu_worker.device import bytes_at
+
 logger = logging.getLogger(__name__)
 
 # Registering one holds up the launches of other threads for some milliseconds once its pages are there.
@@ -145,25 +147,12 @@ def device_tensor(mapping: npt.NDArray[np.uint8], device: torch.device) -> Tenso
     other by the time that it is read or written. Raises RegistrationFailed where the device has another address for it.
     """
     try:
-        found = torch.as_tensor(_DeviceMemory(mapping), device=device)
+        found = bytes_at(mapping.ctypes.data, mapping.nbytes, device, owner=mapping)
     except RuntimeError as error:
         raise RegistrationFailed(f"the device does not see registered host memory: {error}") from error
     if found.data_ptr() != mapping.ctypes.data:
         raise RegistrationFailed("the device does not see registered host memory where the host does")
     return found
-
-
-class _DeviceMemory:
-    """An object that PyTorch reads as an array on a CUDA device."""
-
-    def __init__(self, mapping: npt.NDArray[np.uint8]) -> None:
-        self._mapping = mapping
-        self.__cuda_array_interface__ = {
-            "shape": (mapping.nbytes,),
-            "typestr": "|u1",
-            "data": (mapping.ctypes.data, False),
-            "version": 3,
-        }
 
 
 def allow_locking(num_bytes: int) -> None:

@@ -18,7 +18,7 @@ def fixed_positions(sequence: Sequence, end: int, device: torch.device) -> Tenso
     return torch.cat([sinks, torch.arange(sequence.window_begin, end, device=device)])
 
 
-class FixedSlots:
+class FixedSlots(SeatTable):
     """For each seat, layer and KV head: a column for every sink, then a ring in which the new token takes the place of
     the one that leaves the window. Attention does not depend on the order.
 
@@ -26,32 +26,7 @@ class FixedSlots:
     """
 
     def __init__(self, pool: SlotPool, shape: CacheShape) -> None:
-        self._columns = SeatTable(pool, shape, torch.int32, empty=-1, spare=1)
-
-    @property
-    def table(self) -> Tensor:
-        return self._columns.tensor
-
-    @property
-    def width(self) -> int:
-        return self._columns.width
-
-    def make_room(self, width: int) -> None:
-        """Have at least this many columns; steps captured over a smaller table are void. Raises CapacityError."""
-        self._columns.make_room(width)
-
-    def missing_pages(self, seat: int) -> int:
-        return self._columns.missing_pages(seat)
-
-    def num_held_pages(self, seat: int) -> int:
-        return self._columns.num_held_pages(seat)
-
-    def take(self, seat: int) -> None:
-        """Have memory for a seat. Raises CapacityError."""
-        self._columns.take(seat)
-
-    def free(self, seat: int) -> None:
-        self._columns.free(seat)
+        super().__init__(pool, shape, torch.int32, empty=-1, spare=1)
 
     def fill(self, sequence: Sequence, layers: range, positions: Tensor, pool_rows: Tensor) -> None:
         """Start these layers with sinks and window tokens, int64 [T], that lie in pool rows [layers, H_kv, T]."""

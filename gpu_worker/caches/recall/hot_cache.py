@@ -16,6 +16,17 @@ from gpu_worker.state.sequence import Sequence
 from gpu_worker.state.slot_pool import SlotPool
 
 
+def residency_tensors(shape: CacheShape, num_slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Allocate the residency of a hot cache, of so many slots a head: see `HotCache`."""
+    return (
+        shape.seated(shape.max_model_len, dtype=torch.int32),
+        shape.seated(num_slots, dtype=torch.int32),
+        shape.seated(num_slots, dtype=torch.uint8),
+        shape.seated(dtype=torch.int32),
+        shape.seated(dtype=torch.int32),
+    )
+
+
 class HotCache:
     """Residency of the seats of sequences that may miss. A token is in at most one slot of a head, a slot holds at most
     one token.
@@ -31,13 +42,7 @@ class HotCache:
         (self.slot_of, self.token_of, self.referenced, self.hand, self.filled), self.memory = seated_state(
             pool,
             shape,
-            lambda seated: (
-                seated.seated(shape.max_model_len, dtype=torch.int32),
-                seated.seated(num_slots, dtype=torch.int32),
-                seated.seated(num_slots, dtype=torch.uint8),
-                seated.seated(dtype=torch.int32),
-                seated.seated(dtype=torch.int32),
-            ),
+            lambda seated: residency_tensors(seated, num_slots),
         )
 
     def store(self, sequence: Sequence, layer: int, rows: Tensor) -> None:

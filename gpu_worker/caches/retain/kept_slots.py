@@ -32,11 +32,11 @@ class KeptSlots:
 
     @property
     def positions(self) -> Tensor:
-        return self._positions.tensor
+        return self._positions.table
 
     @property
     def notes(self) -> Tensor | None:
-        return None if self._notes is None else self._notes.tensor
+        return None if self._notes is None else self._notes.table
 
     @property
     def state(self) -> tuple[object, ...]:

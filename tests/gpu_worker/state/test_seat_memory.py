@@ -177,18 +177,18 @@ def test_a_table_that_is_widened_keeps_what_taken_seats_have() -> None:
     table = SeatTable(pool, SHAPE, torch.int64, empty=-1, spare=1)
     table.make_room(3)
     table.take(1)
-    table.tensor[1] = 5
-    narrow = table.tensor
+    table.table[1] = 5
+    narrow = table.table
     table.make_room(300)
-    assert table.tensor is not narrow
-    assert (table.width, table.tensor.shape[3]) == (512, 513)
-    assert bool((table.tensor[1, ..., :4] == 5).all())
-    assert bool((table.tensor[1, ..., 5:] == -1).all())
-    assert bool((table.tensor[3] == -1).all())
+    assert table.table is not narrow
+    assert (table.width, table.table.shape[3]) == (512, 513)
+    assert bool((table.table[1, ..., :4] == 5).all())
+    assert bool((table.table[1, ..., 5:] == -1).all())
+    assert bool((table.table[3] == -1).all())
     blocks = pool.allocate(pool.num_free_blocks)
     with pytest.raises(CapacityError):
         table.make_room(600)
-    assert (table.width, table.tensor[1, 0, 0, 0].item()) == (512, 5)
+    assert (table.width, table.table[1, 0, 0, 0].item()) == (512, 5)
     pool.free(blocks)
     table.free(1)
     assert pool.num_free_blocks == pool.num_blocks
